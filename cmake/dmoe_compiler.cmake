@@ -1,0 +1,26 @@
+# Language level, warnings, sanitizers and output folders that every dmoe target shares.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(DMOE_CCACHE ccache)
+if(DMOE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${DMOE_CCACHE})
+endif()
+
+if(DMOE_SANITIZE)
+  add_compile_options(-fsanitize=${DMOE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=${DMOE_SANITIZE})
+endif()
+
+# Warnings apply to the project's own sources only: generated Cap'n Proto code does not link this.
+add_library(dmoe_warnings INTERFACE)
+target_compile_options(dmoe_warnings INTERFACE -Wall -Wextra -Wpedantic
+  $<$<BOOL:${DMOE_WARNINGS_AS_ERRORS}>:-Werror>)

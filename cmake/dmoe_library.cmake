@@ -1,0 +1,25 @@
+# One target per folder: dmoe_<name>, known to others as dmoe::<name>.
+
+# dmoe_library(<name> SOURCES … PUBLIC_HEADERS … LINK_PUBLIC … LINK_PRIVATE …)
+# Headers are included from the root of the tree ("dht/routing_table.hpp"); only the public ones are installed.
+function(dmoe_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC_HEADERS;LINK_PUBLIC;LINK_PRIVATE" ${ARGN})
+  add_library(dmoe_${name} STATIC ${arg_SOURCES})
+  add_library(dmoe::${name} ALIAS dmoe_${name})
+  set_target_properties(dmoe_${name} PROPERTIES EXPORT_NAME ${name})
+  target_sources(dmoe_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${arg_PUBLIC_HEADERS})
+  target_compile_features(dmoe_${name} PUBLIC cxx_std_20)
+  target_link_libraries(dmoe_${name} PUBLIC ${arg_LINK_PUBLIC} PRIVATE ${arg_LINK_PRIVATE} $<BUILD_INTERFACE:dmoe_warnings>)
+endfunction()
+
+# Compiles <torch/torch.h> once for all targets that include it: it takes longer than all of our own code.
+# The first caller makes the header, the others share it, so all must be compiled with the same flags.
+function(dmoe_precompile_torch target)
+  if(NOT TARGET dmoe_torch_pch)
+    file(WRITE ${PROJECT_BINARY_DIR}/generated/torch_pch.cpp "// Carries the precompiled torch header.\n")
+    add_library(dmoe_torch_pch OBJECT ${PROJECT_BINARY_DIR}/generated/torch_pch.cpp)
+    target_link_libraries(dmoe_torch_pch PUBLIC torch)
+    target_precompile_headers(dmoe_torch_pch PRIVATE <torch/torch.h>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM dmoe_torch_pch)
+endfunction()

@@ -1,0 +1,73 @@
+// Calls to other machines: many in flight per connection, connections pooled per endpoint.
+#pragma once
+
+#include "net/endpoint.hpp"
+#include "net/error.hpp"
+#include "net/rpc_message.hpp"
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace dmoe::net {
+
+struct RpcClientOptions {
+  std::size_t max_frame_bytes = kDefaultMaxFrameBytes;       ///< Checked before sending, enforced on receipt.
+  std::chrono::milliseconds connect_timeout{3'000};          ///< Dial and handshake; a refusal fails at once.
+  std::chrono::milliseconds idle_timeout{120'000};           ///< A connection without calls is closed after this.
+  std::chrono::milliseconds keepalive{20'000};               ///< Ping period while open (proxies cut at 60 s).
+  std::chrono::milliseconds first_backoff{100};              ///< After a failed dial; doubles, with jitter, …
+  std::chrono::milliseconds max_backoff{10'000};             ///< … to this. Calls meanwhile fail at once.
+  std::size_t bulk_bytes = 256 * 1024;                       ///< Larger frames use the endpoint's second connection.
+};
+
+/// Identifies one call of one RpcClient.
+using CallId = std::uint64_t;
+
+/// One call to be sent.
+struct CallSpec {
+  /// Writes the call's body. Runs once, inside `start`, on the caller's thread.
+  std::function<void(schema::Call::Builder, Attachments&)> fill;
+  std::chrono::steady_clock::time_point deadline;
+  /// Invoked exactly once, on the client's executor: the reply, the server's error, kDeadlineExceeded,
+  /// kUnavailable, or kCancelled. Must not block.
+  std::function<void(Result<IncomingReply>)> on_reply;
+};
+
+/// A pool of WebSocket connections. Thread-safe; state lives on one strand of the given executor.
+///
+/// Bytes: a contiguous tensor is written from its own storage, except that WebSocket masking (RFC 6455 §5.3) copies
+/// each byte once into the write buffer; a reply is read into the buffer that its tensors then own.
+class RpcClient {
+ public:
+  RpcClient(boost::asio::any_io_executor executor, RpcClientOptions options = {});
+  ~RpcClient();  ///< As stop().
+  RpcClient(const RpcClient&) = delete;
+  RpcClient& operator=(const RpcClient&) = delete;
+
+  /// Sends all `calls` in one frame. A frame over the cap, or a body that cannot be encoded, fails every call of it
+  /// with kInvalidArgument naming the size and the limit.
+  std::vector<CallId> start(const Endpoint& endpoint, std::vector<CallSpec> calls);
+
+  /// Gives up a call: `on_reply` gets kCancelled unless it already ran, and the server is told. Unknown ids: no-op.
+  void cancel(CallId id);
+
+  /// One call, awaited. Cancellation: terminal; cancels the call.
+  boost::asio::awaitable<Result<IncomingReply>> call(
+      Endpoint endpoint, std::chrono::steady_clock::time_point deadline,
+      std::function<void(schema::Call::Builder, Attachments&)> fill);
+
+  /// Fails what is in flight with kCancelled, closes every connection, refuses new calls. Idempotent.
+  void stop();
+
+ private:
+  class Pool;
+  std::shared_ptr<Pool> pool_;  // Shared: operations in flight outlive this object.
+};
+
+}  // namespace dmoe::net

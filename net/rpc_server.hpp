@@ -1,0 +1,88 @@
+// Serves calls and plain HTTP on one TCP port.
+#pragma once
+
+#include "net/endpoint.hpp"
+#include "net/error.hpp"
+#include "net/rpc_message.hpp"
+
+#include <boost/asio/io_context.hpp>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace dmoe::net {
+
+/// One call that awaits its answer. Movable, not copyable. `reply` and `fail` may be called from any thread, one of
+/// them once; a call destroyed unanswered is answered with kInternal.
+class IncomingCall {
+ public:
+  struct State;
+  explicit IncomingCall(std::shared_ptr<State> state);
+  IncomingCall(IncomingCall&&) noexcept;
+  IncomingCall& operator=(IncomingCall&&) noexcept;
+  ~IncomingCall();
+
+  schema::Call::Reader reader() const;
+  std::shared_ptr<const void> frame() const;  ///< Owner of the bytes that `reader()` points into.
+  std::chrono::steady_clock::time_point deadline() const;  ///< time_point::max() when the caller set none.
+  /// True once the caller cancelled or its connection closed. Thread-safe; check before expensive work.
+  bool cancelled() const noexcept;
+  const std::string& caller() const;  ///< Remote address, for logs.
+
+  /// `fill` runs inside this call, on this thread. A reply over the frame cap becomes an error that names the limit.
+  void reply(const std::function<void(schema::Reply::Builder, Attachments&)>& fill);
+  void fail(const Error& error);
+
+ private:
+  std::shared_ptr<State> state_;  // Shared with the connection, which marks it cancelled.
+};
+
+struct HttpResponse {
+  unsigned status = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string body;
+};
+
+struct RpcServerOptions {
+  Endpoint listen{"127.0.0.1", 0};                      ///< Port 0: any free one; see RpcServer::port().
+  std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
+  std::size_t max_connections = 4'096;                  ///< Beyond it the oldest idle one is closed, else refused.
+  std::size_t max_calls_per_connection = 1'024;         ///< In flight; beyond it kOverloaded at once.
+  std::chrono::milliseconds handshake_timeout{10'000};  ///< A client that connects and says nothing is dropped.
+  std::chrono::milliseconds idle_timeout{120'000};      ///< Without frame or pong.
+};
+
+/// Accepts connections. A GET is answered by the route of its exact path; an upgrade becomes a call connection.
+/// Malformed bytes cost the sender its connection, never the process. Runs on the given io_context, whose threads
+/// are the caller's; handlers run there and must not block.
+class RpcServer {
+ public:
+  using CallHandler = std::function<void(IncomingCall)>;
+  using HttpHandler = std::function<HttpResponse()>;
+
+  RpcServer(boost::asio::io_context& io, RpcServerOptions options, CallHandler on_call);
+  ~RpcServer();  ///< As stop().
+  RpcServer(const RpcServer&) = delete;
+  RpcServer& operator=(const RpcServer&) = delete;
+
+  /// Before `listen`. `path` is exact: "/healthz".
+  void route(std::string path, HttpHandler handler);
+
+  /// Binds and starts to accept. kUnavailable: the port is taken; the message names it and what to do.
+  Result<void> listen();
+  std::uint16_t port() const noexcept;  ///< The bound port; 0 before `listen`.
+
+  /// Stops accepting and reading; calls in progress may still be answered until `stop`.
+  void stop_accepting();
+  /// Closes every connection after its queued replies are written, at most `grace` from now; then calls `done`.
+  void stop(std::chrono::milliseconds grace = std::chrono::milliseconds{0}, std::function<void()> done = {});
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;  // Shared: sessions in flight outlive this object.
+};
+
+}  // namespace dmoe::net
