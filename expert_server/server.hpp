@@ -1,0 +1,111 @@
+// A process that hosts experts: what `dmoe serve` and tests start.
+#pragma once
+
+#include "net/endpoint.hpp"
+#include "net/error.hpp"
+#include "net/expert_uid.hpp"
+#include "net/identity.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+namespace dmoe::dht {
+class Service;
+}
+
+namespace dmoe::expert_server {
+
+/// What each hosted expert is and how it learns. An unset optional takes the value of the expert's checkpoint, and
+/// without a checkpoint the default that its comment gives: a set value always wins over the file.
+struct ExpertOptions {
+  std::string architecture = "ffn";  ///< "ffn", "transformer", "nop", or another name that architectures() lists.
+  std::int64_t hidden_dim = 1024;    ///< h: features of one row (ffn, nop) or of one token (transformer).
+  std::map<std::string, std::string> arguments;  ///< `--expert-arg name=value`; unknown names are refused.
+
+  std::optional<std::string> optimizer;  ///< "adam" (with AMSGrad) or "sgd". Default adam.
+  std::optional<double> learning_rate;   ///< Default 0.001.
+  std::optional<double> momentum;        ///< SGD only. Default 0.
+  std::optional<double> weight_decay;    ///< L2, added to the gradient. Default 0.
+  std::optional<double> clip_grad_norm;  ///< Largest 2-norm of all gradients of one step; 0: no limit. Default 1.
+
+  std::int64_t max_batch_size = 4'096;  ///< Rows of one call, and of one batch of many calls.
+};
+
+struct ServerOptions {
+  net::Endpoint listen{"0.0.0.0", 0};        ///< TCP and UDP on one port number. Port 0: any that is free for both.
+  std::vector<net::Endpoint> announce;       ///< Where others reach this server; empty: derived. Port 0: the bound one.
+  std::vector<net::Endpoint> initial_peers;  ///< DHT nodes to join; empty: a first node.
+  bool allow_alone = false;                  ///< Serve although no initial peer answered; keeps trying.
+  std::chrono::milliseconds join_timeout{10'000};
+
+  std::string expert_pattern = "ffn.[0:4].[0:4]";  ///< See UidPattern.
+  std::size_t num_experts = 0;  ///< 0: every UID of the pattern; fewer: free ones, claimed at random.
+  ExpertOptions expert;
+
+  std::optional<net::Identity> identity;               ///< Unset: from `identity_file`.
+  std::optional<std::filesystem::path> identity_file;  ///< Unset: `<data_dir>/identity.pem`; without both, a new key.
+  /// Holds identity.pem, dht/ (RocksDB), checkpoints/<uid>/ and a lock; created. Unset: nothing is kept.
+  std::optional<std::filesystem::path> data_dir;
+  std::chrono::milliseconds checkpoint_period{300'000};  ///< 0: only on shutdown.
+  std::size_t keep_checkpoints = 3;                      ///< Newest files kept per expert, at least 1.
+  bool reset_optimizer = false;  ///< Accept a checkpoint of another optimizer; its state is dropped.
+
+  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: one per core.
+  int io_threads = 1;       ///< Threads that run sockets and the DHT.
+  std::uint64_t seed = 0;   ///< Of initial weights and random claims; 0: from the operating system.
+
+  std::size_t max_queued_batches = 4;          ///< Per pool, in units of max_batch_size rows; beyond it kOverloaded.
+  std::size_t max_queued_tasks = 1'024;        ///< Per pool; beyond it kOverloaded.
+  std::chrono::milliseconds batch_timeout{0};  ///< How long an oldest task waits for company; 0: not at all.
+
+  std::chrono::milliseconds heartbeat{15'000};
+  std::chrono::milliseconds announcement_ttl{60'000};
+  std::chrono::milliseconds shutdown_grace{5'000};  ///< For calls that are queued when `stop` begins.
+
+  std::size_t max_frame_bytes = 256UL * 1024 * 1024;
+  std::size_t max_connections = 4'096;
+};
+
+/// A running server. Owns its threads, its DHT node, its listening port and its experts. Thread-safe.
+class Server {
+ public:
+  /// Binds, joins the DHT, loads or makes the experts, calls each through the own socket, announces them. Returns when
+  /// they are announced; it may take as long as `join_timeout` and the checkpoints' size ask for.
+  /// kUnavailable: port taken, data directory in use, no initial peer answered, or every UID of the pattern is hosted
+  /// by others; kInvalidArgument: pattern, option or checkpoint that does not fit; kCancelled: `abort` was requested.
+  static Result<std::unique_ptr<Server>> start(ServerOptions options, std::stop_token abort = {});
+  ~Server();  ///< As stop().
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  std::uint16_t port() const noexcept;
+  const net::PeerId& peer_id() const noexcept;
+  const std::vector<net::Endpoint>& announced() const noexcept;  ///< As written into the DHT.
+  std::vector<ExpertUid> experts() const;  ///< Hosted now, ascending; changes when a claim was lost to another server.
+  dht::Service& dht() noexcept;
+
+  /// Writes a checkpoint of every expert that changed since its last one, now; returns when all are on disk.
+  /// kUnavailable: no data directory, or the disk refused; what was there before is intact.
+  Result<void> checkpoint();
+
+  /// Withdraws from the DHT, stops accepting, finishes what is queued within `shutdown_grace`, writes checkpoints, ends
+  /// its threads. Idempotent. Not from one of its own threads.
+  void stop();
+
+ private:
+  class Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Names that ExpertOptions::architecture accepts, ascending.
+std::vector<std::string> architectures();
+
+}  // namespace dmoe::expert_server
