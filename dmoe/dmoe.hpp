@@ -1,0 +1,109 @@
+// A mixture-of-experts layer whose experts live on other machines.
+#pragma once
+
+#include "dmoe/client.hpp"
+#include "dmoe/stats.hpp"
+#include "gating/product_key_gate.hpp"
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dmoe {
+
+/// Settings of a DMoE layer: `DMoEOptions(512, {32, 32}, "ffn").k_best(4).k_min(1)`.
+struct DMoEOptions {
+  DMoEOptions(std::int64_t in_features, std::vector<std::int64_t> grid, std::string prefix)
+      : in_features_(in_features), out_features_(in_features), grid_(std::move(grid)), prefix_(std::move(prefix)) {}
+
+  /// Features of one row: the gate's input and what every expert takes.
+  TORCH_ARG(std::int64_t, in_features);
+  /// Features of an expert's output. Default: in_features. An answer of another shape counts as a failed call.
+  TORCH_ARG(std::int64_t, out_features);
+  /// Sizes of the expert grid, one per dimension.
+  TORCH_ARG(std::vector<std::int64_t>, grid);
+  /// The grid's name: "ffn" for experts ffn.0.0, ffn.0.1, …
+  TORCH_ARG(std::string, prefix);
+  /// Experts chosen per row.
+  TORCH_ARG(std::int64_t, k_best) = 4;
+  /// Rows with fewer answers are an error, or zeros with allow_zero_outputs.
+  TORCH_ARG(std::int64_t, k_min) = 1;
+  /// Backward waits until each row has this many answers (or all are in), then timeout_after_k_min longer.
+  TORCH_ARG(std::int64_t, backward_k_min) = 1;
+  /// Limit of a whole forward pass: beam search, calls, and calls to replacements.
+  TORCH_ARG(std::chrono::milliseconds, forward_timeout) = std::chrono::milliseconds(5'000);
+  /// Limit of a whole backward pass.
+  TORCH_ARG(std::chrono::milliseconds, backward_timeout) = std::chrono::milliseconds(5'000);
+  /// How long stragglers are waited for once every row has k_min answers.
+  TORCH_ARG(std::chrono::milliseconds, timeout_after_k_min) = std::chrono::milliseconds(1'000);
+  /// Rows below k_min become zeros instead of an error.
+  TORCH_ARG(bool, allow_zero_outputs) = false;
+  /// Whether inputs with more than two dimensions are gated per token (leading dimensions flattened into rows), or per
+  /// row: dimension 0 is the row, the gate sees the mean over the dimensions between, and experts get the whole row.
+  TORCH_ARG(bool, per_token) = true;
+};
+
+/// y = Σ softmax(logits of the experts that answered) · expert(x), over each row's k best live experts.
+///
+/// `parameters()` are the gate's: the experts' own parameters never leave their servers, which update them when
+/// backward passes. A normal module otherwise: torch::save and load, train and eval, to(device), clone.
+///
+/// Inputs: [B, in_features] or [..., in_features], floating, any device and strides; B may be 0. Output: the same
+/// with out_features. Experts compute on the CPU side of the wire; the output lies where the input was.
+///
+/// Forward ends when all chosen experts answered; or every row has k_min answers and timeout_after_k_min passed; or at
+/// forward_timeout, which covers the search too. A call that fails before then is replaced by the row's next best
+/// experts, once, if the row would otherwise stay below k_min. Backward goes to the experts that answered; one that
+/// fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with the expert's UID.
+///
+/// With k_best = 1 the softmax over one logit is constant; the weight is then p / stop_gradient(p), where p is the
+/// probability of the expert's cell under the product of per-dimension softmaxes. Its value is 1; its gradient is that
+/// of log p, so the gate trains (the Switch layer's gradient, rescaled so that a large grid does not make it vanish).
+///
+/// Training mode records backward even when the input needs no gradient, so that experts train behind raw data. Under
+/// no_grad, and in eval mode for such inputs, nothing is recorded or sent back. Double backward is refused by name.
+///
+/// Threads: forward and backward may run on many threads at once. Both block the calling thread, no other.
+/// Copies of a payload byte in this layer: 1 going out (rows gathered into one block, from which every expert's
+/// message is sent), 1 coming in (answers placed by row and rank); the same in backward.
+/// @throws Exception as named at each option; kNotFound when no live expert is known: it names prefix and grid.
+/// Source: Learning@home (arXiv 2002.04013), §3. Differs: a row's weights are renormalised over its answers only.
+class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
+ public:
+  DMoEImpl(std::shared_ptr<Client> client, DMoEOptions options);
+  ~DMoEImpl() override;
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor forward(const torch::Tensor& input);
+
+  /// `extra` travels with the rows (masks, positions): each has the same dimension 0 as the flattened rows of `input`.
+  torch::Tensor forward_with(const torch::Tensor& input, const std::vector<torch::Tensor>& extra);
+
+  /// Sums over all threads since the layer was made (or cloned).
+  LayerStats stats() const;
+  /// The calls of this layer's latest finished forward (and of its backward, once that ran), on any thread.
+  std::vector<CallReport> last_call() const;
+
+  const DMoEOptions& options() const noexcept { return options_; }
+  const std::shared_ptr<Client>& client() const noexcept { return client_; }
+
+  gating::ProductKeyGate gate{nullptr};
+
+ private:
+  class Counters;
+  std::shared_ptr<Client> client_;
+  DMoEOptions options_;
+  std::shared_ptr<Counters> counters_;  // Shared with the autograd nodes of passes in flight.
+};
+TORCH_MODULE(DMoE);
+
+}  // namespace dmoe

@@ -1,0 +1,46 @@
+// What a layer counts about its calls.
+#pragma once
+
+#include "net/error.hpp"
+#include "net/expert_uid.hpp"
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dmoe {
+
+/// Sums since the layer was made. Plain values: a copy taken at one moment.
+struct LayerStats {
+  std::uint64_t forwards = 0;      ///< Forward passes that returned.
+  std::uint64_t backwards = 0;     ///< Backward passes that returned.
+  std::uint64_t calls = 0;         ///< Calls to experts, both directions.
+  std::uint64_t frames = 0;        ///< Messages sent: at most one per server and direction, plus retries.
+  std::uint64_t failed_calls = 0;  ///< Calls that gave no usable answer; the sum of failed_by_code.
+  std::array<std::uint64_t, 9> failed_by_code{};  ///< Indexed by Errc.
+  std::uint64_t rows = 0;                         ///< Input rows seen by forward.
+  std::uint64_t rows_dropped = 0;        ///< Rows whose output was zero because fewer than k_min experts answered.
+  std::uint64_t answers_dropped = 0;     ///< (row, expert) pairs that were chosen and did not contribute.
+  std::uint64_t searches_cut_short = 0;  ///< Beam searches that ran into their time or width limit.
+  std::chrono::nanoseconds waited{0};    ///< Time the trainer's thread waited for answers.
+  std::chrono::nanoseconds lost_to_failures{0};  ///< The part of it after the last useful answer of a pass.
+
+  std::uint64_t failed(Errc code) const { return failed_by_code.at(static_cast<std::size_t>(code)); }
+};
+
+/// What became of one call of a pass.
+struct CallReport {
+  ExpertUid uid;
+  std::string server;  ///< "host:port"
+  std::int64_t rows = 0;
+  std::uint64_t bytes_sent = 0;        ///< Tensor bytes.
+  std::uint64_t bytes_received = 0;    ///< Tensor bytes.
+  std::chrono::nanoseconds waited{0};  ///< From sending until the answer or the end of the pass.
+  bool answered = false;
+  Errc code = Errc::kCancelled;  ///< When not answered.
+  std::string message;           ///< When not answered.
+};
+
+}  // namespace dmoe
