@@ -7,8 +7,9 @@ namespace {
 
 Error bad_endpoint(std::string_view text) {
   return {Errc::kInvalidArgument,
-          "'" + std::string(text) + "' is not an address; write HOST:PORT, e.g. 203.0.113.5:4040, "
-          "seed.example:4040 or [2001:db8::5]:4040",
+          "'" + std::string(text) +
+              "' is not an address; write HOST:PORT, e.g. 203.0.113.5:4040, "
+              "seed.example:4040 or [2001:db8::5]:4040",
           {}};
 }
 

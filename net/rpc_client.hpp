@@ -17,13 +17,13 @@
 namespace dmoe::net {
 
 struct RpcClientOptions {
-  std::size_t max_frame_bytes = kDefaultMaxFrameBytes;       ///< Checked before sending, enforced on receipt.
-  std::chrono::milliseconds connect_timeout{3'000};          ///< Dial and handshake; a refusal fails at once.
-  std::chrono::milliseconds idle_timeout{120'000};           ///< A connection without calls is closed after this.
-  std::chrono::milliseconds keepalive{20'000};               ///< Ping period while open (proxies cut at 60 s).
-  std::chrono::milliseconds first_backoff{100};              ///< After a failed dial; doubles, with jitter, …
-  std::chrono::milliseconds max_backoff{10'000};             ///< … to this. Calls meanwhile fail at once.
-  std::size_t bulk_bytes = 256 * 1024;                       ///< Larger frames use the endpoint's second connection.
+  std::size_t max_frame_bytes = kDefaultMaxFrameBytes;  ///< Checked before sending, enforced on receipt.
+  std::chrono::milliseconds connect_timeout{3'000};     ///< Dial and handshake; a refusal fails at once.
+  std::chrono::milliseconds idle_timeout{120'000};      ///< A connection without calls is closed after this.
+  std::chrono::milliseconds keepalive{20'000};          ///< Ping period while open (proxies cut at 60 s).
+  std::chrono::milliseconds first_backoff{100};         ///< After a failed dial; doubles, with jitter, …
+  std::chrono::milliseconds max_backoff{10'000};        ///< … to this. Calls meanwhile fail at once.
+  std::size_t bulk_bytes = 256 * 1024;                  ///< Larger frames use the endpoint's second connection.
 };
 
 /// Identifies one call of one RpcClient.
@@ -58,9 +58,8 @@ class RpcClient {
   void cancel(CallId id);
 
   /// One call, awaited. Cancellation: terminal; cancels the call.
-  boost::asio::awaitable<Result<IncomingReply>> call(
-      Endpoint endpoint, std::chrono::steady_clock::time_point deadline,
-      std::function<void(schema::Call::Builder, Attachments&)> fill);
+  boost::asio::awaitable<Result<IncomingReply>> call(Endpoint endpoint, std::chrono::steady_clock::time_point deadline,
+                                                     std::function<void(schema::Call::Builder, Attachments&)> fill);
 
   /// Fails what is in flight with kCancelled, closes every connection, refuses new calls. Idempotent.
   void stop();

@@ -26,7 +26,7 @@ class IncomingCall {
   ~IncomingCall();
 
   schema::Call::Reader reader() const;
-  std::shared_ptr<const void> frame() const;  ///< Owner of the bytes that `reader()` points into.
+  std::shared_ptr<const void> frame() const;               ///< Owner of the bytes that `reader()` points into.
   std::chrono::steady_clock::time_point deadline() const;  ///< time_point::max() when the caller set none.
   /// True once the caller cancelled or its connection closed. Thread-safe; check before expensive work.
   bool cancelled() const noexcept;
@@ -47,7 +47,7 @@ struct HttpResponse {
 };
 
 struct RpcServerOptions {
-  Endpoint listen{"127.0.0.1", 0};                      ///< Port 0: any free one; see RpcServer::port().
+  Endpoint listen{"127.0.0.1", 0};  ///< Port 0: any free one; see RpcServer::port().
   std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
   std::size_t max_connections = 4'096;                  ///< Beyond it the oldest idle one is closed, else refused.
   std::size_t max_calls_per_connection = 1'024;         ///< In flight; beyond it kOverloaded at once.

@@ -1,0 +1,171 @@
+#include "net/identity.hpp"
+
+#include "net/identity_file.hpp"
+
+#include <openssl/bio.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rand.h>
+#include <openssl/sha.h>
+
+#include <new>
+#include <optional>
+#include <stdexcept>
+
+namespace dmoe::net {
+namespace {
+
+struct Free {
+  void operator()(EVP_PKEY* key) const noexcept { EVP_PKEY_free(key); }
+  void operator()(EVP_MD_CTX* context) const noexcept { EVP_MD_CTX_free(context); }
+  void operator()(BIO* bio) const noexcept { BIO_free(bio); }
+};
+using KeyPtr = std::unique_ptr<EVP_PKEY, Free>;
+using ContextPtr = std::unique_ptr<EVP_MD_CTX, Free>;
+using BioPtr = std::unique_ptr<BIO, Free>;
+
+char hex_digit(unsigned value) noexcept { return "0123456789abcdef"[value & 0xFU]; }
+
+std::string hex(std::span<const std::uint8_t> bytes) {
+  std::string text;
+  text.reserve(bytes.size() * 2);
+  for (const auto byte : bytes) {
+    text += hex_digit(byte >> 4U);
+    text += hex_digit(byte);
+  }
+  return text;
+}
+
+std::optional<std::uint8_t> nibble(char c) noexcept {
+  if (c >= '0' && c <= '9') return static_cast<std::uint8_t>(c - '0');
+  if (c >= 'a' && c <= 'f') return static_cast<std::uint8_t>(c - 'a' + 10);
+  return std::nullopt;
+}
+
+/// A protected key would make OpenSSL ask on the terminal; a daemon has none.
+int refuse_passphrase(char* /*buffer*/, int /*size*/, int /*writing*/, void* /*user*/) { return -1; }
+
+std::string to_pem(EVP_PKEY* key) {
+  const BioPtr bio(BIO_new(BIO_s_mem()));
+  if (!bio || PEM_write_bio_PKCS8PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr, nullptr) != 1) {
+    throw std::bad_alloc();  // A valid key in memory: nothing but memory can be missing.
+  }
+  char* text = nullptr;
+  const long size = BIO_get_mem_data(bio.get(), &text);
+  return {text, static_cast<std::size_t>(size)};
+}
+
+KeyPtr from_pem(const std::string& pem) {
+  const BioPtr bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  if (!bio) throw std::bad_alloc();
+  KeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, refuse_passphrase, nullptr));
+  if (key && EVP_PKEY_get_base_id(key.get()) != EVP_PKEY_ED25519) key.reset();
+  return key;
+}
+
+}  // namespace
+
+PeerId peer_id_of(const PublicKey& key) noexcept { return PeerId{sha256(key)}; }
+
+std::array<std::uint8_t, 32> sha256(Bytes data) noexcept {
+  std::array<std::uint8_t, 32> digest{};
+  SHA256(data.data(), data.size(), digest.data());
+  return digest;
+}
+
+std::string to_string(const PeerId& id) { return hex(id.bytes); }
+std::string short_string(const PeerId& id) { return hex(std::span(id.bytes).first(4)); }
+
+Result<PeerId> parse_peer_id(std::string_view text) {
+  PeerId id;
+  bool good = text.size() == 2 * id.bytes.size();
+  for (std::size_t i = 0; good && i < id.bytes.size(); ++i) {
+    const auto high = nibble(text[2 * i]);
+    const auto low = nibble(text[2 * i + 1]);
+    good = high && low;
+    if (good) id.bytes[i] = static_cast<std::uint8_t>((*high << 4U) | *low);
+  }
+  if (good) return id;
+  return Error{Errc::kInvalidArgument,
+               "'" + std::string(text.substr(0, 80)) + "' is not a peer ID; write its 64 lower-case hexadecimal digits",
+               {}};
+}
+
+bool verify(const PublicKey& key, Bytes message, const Signature& signature) noexcept {
+  const KeyPtr pkey(EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, key.data(), key.size()));
+  const ContextPtr context(EVP_MD_CTX_new());
+  return pkey && context && EVP_DigestVerifyInit(context.get(), nullptr, nullptr, nullptr, pkey.get()) == 1 &&
+         EVP_DigestVerify(context.get(), signature.data(), signature.size(), message.data(), message.size()) == 1;
+}
+
+struct Identity::Key {
+  explicit Key(KeyPtr secret_key) : secret(std::move(secret_key)) {
+    std::size_t size = public_key.size();
+    if (!secret || EVP_PKEY_get_raw_public_key(secret.get(), public_key.data(), &size) != 1) throw std::bad_alloc();
+    id = peer_id_of(public_key);
+  }
+
+  KeyPtr secret;
+  PublicKey public_key{};
+  PeerId id;
+};
+
+Identity::Identity(std::shared_ptr<const Key> key) : key_(std::move(key)) {}
+
+Identity Identity::generate() {
+  std::array<std::uint8_t, 32> seed{};
+  if (RAND_priv_bytes(seed.data(), static_cast<int>(seed.size())) != 1) {
+    throw std::runtime_error("the operating system gave no random bytes for a key");
+  }
+  return from_seed(seed);
+}
+
+Identity Identity::from_seed(const std::array<std::uint8_t, 32>& seed) {
+  KeyPtr key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed.data(), seed.size()));
+  return Identity(std::make_shared<const Key>(std::move(key)));
+}
+
+Result<Identity> Identity::load(const std::filesystem::path& file) {
+  auto pem = read_secret_file(file);
+  if (pem.has_error()) return pem.error();
+  KeyPtr key = from_pem(*pem);
+  if (!key) {
+    return Error{Errc::kInvalidArgument,
+                 "'" + file.string() +
+                     "' is not an unencrypted Ed25519 private key in PEM; restore it from a backup, or move it away "
+                     "and a new identity is made",
+                 {}};
+  }
+  return Identity(std::make_shared<const Key>(std::move(key)));
+}
+
+Result<Identity> Identity::load_or_create(const std::filesystem::path& file) {
+  auto loaded = load(file);
+  if (loaded.has_value() || loaded.error().code != Errc::kNotFound) return loaded;
+  const Identity fresh = generate();
+  const auto saved = write_new_secret_file(file, to_pem(fresh.key_->secret.get()));
+  if (saved.has_value()) return fresh;
+  // Another process of the same machine made the key between our look and our rename: its key is the identity.
+  if (saved.error().code == Errc::kInvalidArgument) return load(file);
+  return saved.error();
+}
+
+Result<void> Identity::save_new(const std::filesystem::path& file) const {
+  return write_new_secret_file(file, to_pem(key_->secret.get()));
+}
+
+const PublicKey& Identity::public_key() const noexcept { return key_->public_key; }
+const PeerId& Identity::peer_id() const noexcept { return key_->id; }
+
+Signature Identity::sign(Bytes message) const {
+  Signature signature{};
+  std::size_t size = signature.size();
+  const ContextPtr context(EVP_MD_CTX_new());
+  if (!context || EVP_DigestSignInit(context.get(), nullptr, nullptr, nullptr, key_->secret.get()) != 1 ||
+      EVP_DigestSign(context.get(), signature.data(), &size, message.data(), message.size()) != 1) {
+    throw std::bad_alloc();  // Ed25519 signing of bytes in memory fails for no other reason.
+  }
+  return signature;
+}
+
+}  // namespace dmoe::net
