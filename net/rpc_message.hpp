@@ -8,9 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace dmoe::net {
+
+/// Named in the WebSocket handshake (Sec-WebSocket-Protocol); peers of another version are refused by name.
+inline constexpr std::string_view kProtocolName = "dmoe.1";
+inline constexpr std::string_view kRpcPath = "/rpc";  ///< Where an upgrade to WebSocket is accepted.
 
 inline constexpr std::size_t kDefaultMaxFrameBytes = 256UL * 1024 * 1024;
 

@@ -1,0 +1,39 @@
+// A frame from a peer: hostile bytes on the way in, checked readers on the way out.
+#pragma once
+
+#include "net/error.hpp"
+#include "net/frame_buffer.hpp"
+#include "net/rpc_message.hpp"
+
+#include <capnp/serialize.h>
+
+#include <memory>
+#include <optional>
+
+namespace dmoe::net {
+
+class ReceivedFrame {
+ public:
+  /// Which side sent it: calls and cancels go one way, replies the other.
+  enum class From { kClient, kServer };
+
+  /// Takes over the bytes and follows every pointer in them once, so that no later read of the frame throws.
+  /// @return kInvalidArgument saying what is wrong; the sender then loses its connection.
+  static Result<std::shared_ptr<const ReceivedFrame>> parse(FrameBuffer bytes, From from);
+
+  explicit ReceivedFrame(FrameBuffer bytes) : bytes_(std::move(bytes)) {}
+  ReceivedFrame(const ReceivedFrame&) = delete;
+  ReceivedFrame& operator=(const ReceivedFrame&) = delete;
+
+  schema::Frame::Reader root() const noexcept { return root_; }
+  std::size_t size() const noexcept { return bytes_.size(); }
+
+ private:
+  void read();
+
+  FrameBuffer bytes_;
+  std::optional<capnp::FlatArrayMessageReader> message_;
+  schema::Frame::Reader root_;
+};
+
+}  // namespace dmoe::net
