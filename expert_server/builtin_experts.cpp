@@ -1,0 +1,175 @@
+#include "expert_server/builtin_experts.hpp"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+namespace dmoe::expert_server {
+namespace {
+
+/// Parameters and buffers of a torch module, under the names torch gives them.
+class TorchExpert : public ExpertModule {
+ public:
+  const ExpertSchema& schema() const override { return schema_; }
+
+  std::vector<NamedTensor> parameters() const override {
+    std::vector<NamedTensor> found;
+    for (const auto& item : holder_.named_parameters()) found.push_back({item.key(), item.value()});
+    return found;
+  }
+
+  std::vector<NamedTensor> buffers() const override {
+    std::vector<NamedTensor> found;
+    for (const auto& item : holder_.named_buffers()) found.push_back({item.key(), item.value()});
+    return found;
+  }
+
+ protected:
+  struct Holder : torch::nn::Module {};
+  Holder holder_;
+  ExpertSchema schema_;
+};
+
+class NopExpert final : public TorchExpert {
+ public:
+  explicit NopExpert(std::int64_t hidden_dim) { schema_.inputs = schema_.outputs = {{at::kFloat, {hidden_dim}}}; }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
+    return inputs;
+  }
+};
+
+class FfnExpert final : public TorchExpert {
+ public:
+  explicit FfnExpert(std::int64_t h) : first_(h, 4 * h), second_(4 * h, 4 * h), third_(4 * h, h) {
+    schema_.inputs = schema_.outputs = {{at::kFloat, {h}}};
+    first_norm_ = torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * h}));
+    second_norm_ = torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * h}));
+    holder_.register_module("first", first_);
+    holder_.register_module("first_norm", first_norm_);
+    holder_.register_module("second", second_);
+    holder_.register_module("second_norm", second_norm_);
+    holder_.register_module("third", third_);
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
+    // In place: LayerNorm's backward needs its input, not its output.
+    auto inner = first_norm_(first_(inputs[0])).relu_();
+    inner = second_norm_(second_(inner)).relu_();
+    auto output = third_(inner);
+    return {output.add_(inputs[0])};
+  }
+
+ private:
+  torch::nn::Linear first_, second_, third_;
+  torch::nn::LayerNorm first_norm_{nullptr}, second_norm_{nullptr};
+};
+
+struct TransformerSizes {
+  std::int64_t width;
+  std::int64_t heads;
+  std::int64_t feedforward;
+  double dropout;
+  bool padding_mask;
+};
+
+class TransformerExpert final : public TorchExpert {
+ public:
+  explicit TransformerExpert(const TransformerSizes& sizes)
+      : sizes_(sizes),
+        attention_in_(sizes.width, 3 * sizes.width),
+        attention_out_(sizes.width, sizes.width),
+        widen_(sizes.width, sizes.feedforward),
+        narrow_(sizes.feedforward, sizes.width),
+        attention_norm_(torch::nn::LayerNormOptions({sizes.width})),
+        output_norm_(torch::nn::LayerNormOptions({sizes.width})) {
+    schema_.inputs = schema_.outputs = {{at::kFloat, {-1, sizes.width}}};
+    if (sizes.padding_mask) schema_.inputs.push_back({at::kBool, {-1}, false});
+    holder_.register_module("attention_in", attention_in_);
+    holder_.register_module("attention_out", attention_out_);
+    holder_.register_module("attention_norm", attention_norm_);
+    holder_.register_module("widen", widen_);
+    holder_.register_module("narrow", narrow_);
+    holder_.register_module("output_norm", output_norm_);
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& generator) override {
+    const auto& tokens = inputs[0];
+    if (tokens.size(1) == 0) throw std::invalid_argument("a sequence needs at least one token");
+    const auto mask = sizes_.padding_mask ? inputs[1] : at::Tensor();
+    if (mask.defined() && mask.size(1) != tokens.size(1)) {
+      throw std::invalid_argument("the padding mask has " + std::to_string(mask.size(1)) + " tokens, the input " +
+                                  std::to_string(tokens.size(1)));
+    }
+    auto hidden = attention_norm_(tokens + drop(attend(tokens, mask, generator), generator));
+    auto inner = drop(torch::gelu(widen_(hidden)), generator);
+    return {output_norm_(hidden + drop(narrow_(inner), generator))};
+  }
+
+  bool one_task_at_a_time() const override { return sizes_.dropout > 0; }
+
+ private:
+  at::Tensor drop(const at::Tensor& values, at::Generator& generator) const {
+    if (sizes_.dropout <= 0) return values;
+    const double kept = 1 - sizes_.dropout;
+    return values * at::empty_like(values).bernoulli_(kept, generator).div_(kept);
+  }
+
+  /// [rows, tokens, width] → the same: scaled dot-product attention of each row over its own tokens.
+  at::Tensor attend(const at::Tensor& tokens, const at::Tensor& mask, at::Generator& generator) {
+    const auto rows = tokens.size(0);
+    const auto length = tokens.size(1);
+    const auto head_width = sizes_.width / sizes_.heads;
+    const auto split = attention_in_(tokens).view({rows, length, 3, sizes_.heads, head_width}).permute({2, 0, 3, 1, 4});
+    auto scores = torch::matmul(split[0], split[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(head_width));
+    if (mask.defined()) {
+      // A finite bound: a row whose tokens are all padding attends evenly instead of giving NaN.
+      scores = scores.masked_fill(mask.view({rows, 1, 1, length}), -1e30);
+    }
+    const auto weights = drop(torch::softmax(scores, -1), generator);
+    const auto mixed = torch::matmul(weights, split[2]).transpose(1, 2).reshape({rows, length, sizes_.width});
+    return attention_out_(mixed);
+  }
+
+  TransformerSizes sizes_;
+  torch::nn::Linear attention_in_, attention_out_, widen_, narrow_;
+  torch::nn::LayerNorm attention_norm_, output_norm_;
+};
+
+std::int64_t default_heads(std::int64_t width) {
+  std::int64_t heads = 1;
+  for (std::int64_t candidate = 1; candidate <= std::min<std::int64_t>(16, width); ++candidate) {
+    if (width % candidate == 0) heads = candidate;
+  }
+  return heads;
+}
+
+}  // namespace
+
+std::unique_ptr<ExpertModule> make_ffn_expert(ArchitectureArguments& arguments) {
+  return std::make_unique<FfnExpert>(arguments.hidden_dim());
+}
+
+std::unique_ptr<ExpertModule> make_nop_expert(ArchitectureArguments& arguments) {
+  return std::make_unique<NopExpert>(arguments.hidden_dim());
+}
+
+std::unique_ptr<ExpertModule> make_transformer_expert(ArchitectureArguments& arguments) {
+  const auto width = arguments.hidden_dim();
+  TransformerSizes sizes{.width = width,
+                         .heads = arguments.integer("heads", default_heads(width), 1, width),
+                         .feedforward = arguments.integer("feedforward", 4 * width, 1, 1 << 20),
+                         .dropout = arguments.number("dropout", 0, 0, 0.95),
+                         .padding_mask = arguments.integer("padding_mask", 0, 0, 1) == 1};
+  if (width % sizes.heads != 0) {
+    throw std::invalid_argument("heads=" + std::to_string(sizes.heads) + " does not divide hidden_dim " +
+                                std::to_string(width));
+  }
+  return std::make_unique<TransformerExpert>(sizes);
+}
+
+}  // namespace dmoe::expert_server

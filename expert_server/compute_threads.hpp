@@ -1,0 +1,13 @@
+// How many threads one torch call may use.
+#pragma once
+
+namespace dmoe::expert_server {
+
+/// `requested`, or one per core when it is 0.
+int effective_compute_threads(int requested);
+
+/// Sets torch's intra-op threads for the calling thread, and those of OpenBLAS, which keeps its own number.
+/// Both are settings of the whole process in part: one device thread should own them.
+void use_compute_threads(int threads);
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,52 @@
+// What an expert computes: a list of tensors in, a list of tensors out.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dmoe::expert_server {
+
+/// One input or output of an expert.
+struct TensorSpec {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape;  ///< Without dimension 0, the batch row; -1: any size.
+  bool requires_grad = true;        ///< Inputs: whether backward returns a gradient for it.
+};
+
+struct ExpertSchema {
+  std::vector<TensorSpec> inputs;
+  std::vector<TensorSpec> outputs;
+};
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// The function of one expert and its state. Used by one thread at a time.
+///
+/// `forward` must treat rows independently (row i of each output depends on row i of the inputs only): tasks of many
+/// callers are computed as one batch. It must not write to its inputs, and may throw: the call fails with its message.
+class ExpertModule {
+ public:
+  ExpertModule() = default;
+  virtual ~ExpertModule() = default;
+  ExpertModule(const ExpertModule&) = delete;
+  ExpertModule& operator=(const ExpertModule&) = delete;
+
+  /// @param generator  the only source of randomness; seeded by the caller's seed, so that backward draws the same
+  /// numbers, when `one_task_at_a_time` says that it is used.
+  virtual std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& generator) = 0;
+
+  virtual const ExpertSchema& schema() const = 0;
+  virtual std::vector<NamedTensor> parameters() const = 0;         ///< Those with requires_grad are trained.
+  virtual std::vector<NamedTensor> buffers() const { return {}; }  ///< State that is kept but not trained.
+  /// Draws from the generator, or mixes rows of a batch: such tasks are computed one by one.
+  virtual bool one_task_at_a_time() const { return false; }
+};
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,225 @@
+#include "expert_server/optimizer.hpp"
+
+#include "expert_server/finite.hpp"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <utility>
+
+namespace dmoe::expert_server {
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 16;  ///< Elements one thread takes at a time.
+
+Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
+
+/// The factors of one Adam step, computed once per step in double.
+struct AdamFactors {
+  double scale;
+  double weight_decay;
+  double beta1;
+  double beta2;
+  double step_size;
+  double root_correction;  ///< 1 / sqrt(1 - beta2^t)
+  double epsilon;
+};
+
+AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, double scale) {
+  const double first = 1 - std::pow(settings.beta1, static_cast<double>(step));
+  const double second = 1 - std::pow(settings.beta2, static_cast<double>(step));
+  return {scale,           settings.weight_decay,          settings.beta1,
+          settings.beta2,  settings.learning_rate / first, 1 / std::sqrt(second),
+          settings.epsilon};
+}
+
+template <class T>
+struct AdamPointers {
+  T* __restrict__ weight;
+  const T* __restrict__ gradient;
+  T* __restrict__ mean;
+  T* __restrict__ square;
+  T* __restrict__ largest;
+};
+
+template <class T>
+void adam_range(const AdamPointers<T>& at, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
+  const T scale = static_cast<T>(factors.scale);
+  const T decay = static_cast<T>(factors.weight_decay);
+  const T beta1 = static_cast<T>(factors.beta1);
+  const T beta2 = static_cast<T>(factors.beta2);
+  const T rest1 = static_cast<T>(1 - factors.beta1);
+  const T rest2 = static_cast<T>(1 - factors.beta2);
+  const T step_size = static_cast<T>(factors.step_size);
+  const T root_correction = static_cast<T>(factors.root_correction);
+  const T epsilon = static_cast<T>(factors.epsilon);
+  const auto [weight, gradient, mean, square, largest] = at;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const T g = gradient[i] * scale + decay * weight[i];
+    const T m = beta1 * mean[i] + rest1 * g;
+    const T v = beta2 * square[i] + rest2 * g * g;
+    const T top = v > largest[i] ? v : largest[i];
+    mean[i] = m;
+    square[i] = v;
+    largest[i] = top;
+    weight[i] -= step_size * m / (std::sqrt(top) * root_correction + epsilon);
+  }
+}
+
+template <class T>
+void sgd_range(T* __restrict__ weight, const T* __restrict__ gradient, T* __restrict__ velocity, bool first,
+               const OptimizerSettings& settings, double clip_scale, std::int64_t begin, std::int64_t end) {
+  const T scale = static_cast<T>(clip_scale);
+  const T decay = static_cast<T>(settings.weight_decay);
+  const T rate = static_cast<T>(settings.learning_rate);
+  const T momentum = static_cast<T>(settings.momentum);
+  for (std::int64_t i = begin; i < end; ++i) {
+    T g = gradient[i] * scale + decay * weight[i];
+    if (velocity != nullptr) {
+      g = first ? g : momentum * velocity[i] + g;
+      velocity[i] = g;
+    }
+    weight[i] -= rate * g;
+  }
+}
+
+double squared_norm(const at::Tensor& gradient) {
+  double sum = 0;
+  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "squared_norm", [&] {
+    const auto* values = gradient.data_ptr<scalar_t>();
+    sum = at::parallel_reduce(
+        std::int64_t{0}, gradient.numel(), kGrain, 0.0,
+        [values](std::int64_t begin, std::int64_t end, double start) {
+          return start + sum_of_squares(values + begin, end - begin);
+        },
+        std::plus<>());
+  });
+  return sum;
+}
+
+}  // namespace
+
+Result<OptimizerKind> parse_optimizer(const std::string& name) {
+  if (name == "adam") return OptimizerKind::kAdam;
+  if (name == "sgd") return OptimizerKind::kSgd;
+  return invalid("unknown optimizer " + name + "; known: adam (with AMSGrad), sgd");
+}
+
+std::string to_string(OptimizerKind kind) { return kind == OptimizerKind::kAdam ? "adam" : "sgd"; }
+
+Result<void> check(const OptimizerSettings& settings) {
+  const auto within = [](double value, double least, double most) { return value >= least && value <= most; };
+  if (!within(settings.learning_rate, 0, 1e6)) return invalid("learning_rate must be from 0 to 1e6");
+  if (!within(settings.beta1, 0, 0.999999)) return invalid("beta1 must be at least 0 and below 1");
+  if (!within(settings.beta2, 0, 0.999999999)) return invalid("beta2 must be at least 0 and below 1");
+  if (!within(settings.epsilon, 0, 1)) return invalid("epsilon must be from 0 to 1");
+  if (!within(settings.momentum, 0, 0.999999)) return invalid("momentum must be at least 0 and below 1");
+  if (!within(settings.weight_decay, 0, 1e3)) return invalid("weight_decay must be from 0 to 1000");
+  if (!within(settings.clip_grad_norm, 0, 1e30)) return invalid("clip_grad_norm must be from 0 to 1e30");
+  return {};
+}
+
+Optimizer::Optimizer(OptimizerSettings settings, std::vector<NamedTensor> parameters) : settings_(settings) {
+  for (auto& parameter : parameters) slots_.push_back({std::move(parameter), 0, {}});
+}
+
+std::vector<std::string> Optimizer::state_names() const {
+  if (settings_.kind == OptimizerKind::kAdam) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+  if (settings_.momentum > 0) return {"momentum_buffer"};
+  return {};
+}
+
+Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients) {
+  if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
+  std::vector<at::Tensor> dense(gradients.size());
+  double squares = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    dense[i] = gradients[i].contiguous();
+    squares += squared_norm(dense[i]);
+  }
+  const double norm = std::sqrt(squares);
+  if (!std::isfinite(norm)) return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
+  const double limit = settings_.clip_grad_norm;
+  const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (dense[i].defined()) apply(slots_[i], dense[i], scale);
+  }
+  return norm;
+}
+
+void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale) {
+  auto& weight = slot.parameter.tensor;
+  const bool first = slot.state.empty();
+  while (slot.state.size() < state_names().size()) slot.state.push_back(at::zeros_like(weight));
+  ++slot.step;
+  AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "optimizer_step", [&] {
+    auto* weights = weight.data_ptr<scalar_t>();
+    const auto* gradients = gradient.data_ptr<scalar_t>();
+    std::vector<scalar_t*> state;
+    for (auto& tensor : slot.state) state.push_back(tensor.data_ptr<scalar_t>());
+    if (settings_.kind == OptimizerKind::kAdam) {
+      const AdamPointers<scalar_t> at{weights, gradients, state[0], state[1], state[2]};
+      const auto factors = adam_factors(settings_, slot.step, scale);
+      at::parallel_for(0, weight.numel(), kGrain,
+                       [&](std::int64_t begin, std::int64_t end) { adam_range(at, factors, begin, end); });
+    } else {
+      auto* velocity = state.empty() ? nullptr : state[0];
+      at::parallel_for(0, weight.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+        sgd_range(weights, gradients, velocity, first, settings_, scale, begin, end);
+      });
+    }
+  });
+}
+
+std::vector<NamedTensor> Optimizer::state() const {
+  std::vector<NamedTensor> all;
+  const auto names = state_names();
+  for (const auto& slot : slots_) {
+    if (slot.step == 0) continue;
+    for (std::size_t i = 0; i < slot.state.size(); ++i) {
+      all.push_back({slot.parameter.name + "." + names[i], slot.state[i]});
+    }
+    all.push_back({slot.parameter.name + ".step", at::scalar_tensor(slot.step, at::kLong)});
+  }
+  return all;
+}
+
+Result<void> Optimizer::load_state(const std::vector<NamedTensor>& state) {
+  std::vector<Slot> loaded;
+  std::size_t used = 0;
+  const auto names = state_names();
+  const auto find = [&state](const std::string& name) -> const at::Tensor* {
+    for (const auto& item : state) {
+      if (item.name == name) return &item.tensor;
+    }
+    return nullptr;
+  };
+  for (const auto& slot : slots_) {
+    loaded.push_back({slot.parameter, 0, {}});
+    const auto* step = find(slot.parameter.name + ".step");
+    if (step == nullptr) continue;
+    if (step->scalar_type() != at::kLong || step->numel() != 1 || step->item<std::int64_t>() < 1) {
+      return invalid("optimizer state " + slot.parameter.name + ".step is no positive int64");
+    }
+    loaded.back().step = step->item<std::int64_t>();
+    ++used;
+    for (const auto& name : names) {
+      const auto full = slot.parameter.name + "." + name;
+      const auto* tensor = find(full);
+      if (tensor == nullptr) return invalid("optimizer state " + full + " is missing");
+      if (tensor->sizes() != slot.parameter.tensor.sizes() ||
+          tensor->scalar_type() != slot.parameter.tensor.scalar_type()) {
+        return invalid("optimizer state " + full + " has another shape or dtype than its parameter");
+      }
+      loaded.back().state.push_back(tensor->clone(at::MemoryFormat::Contiguous));
+      ++used;
+    }
+  }
+  if (used != state.size()) return invalid("the optimizer state has tensors that belong to no parameter");
+  slots_ = std::move(loaded);
+  return {};
+}
+
+}  // namespace dmoe::expert_server

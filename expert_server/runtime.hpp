@@ -1,0 +1,104 @@
+// The thread that owns a device: it decides which pool is served next, and computes.
+#pragma once
+
+#include "expert_server/expert_backend.hpp"
+#include "expert_server/task_pool.hpp"
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace dmoe::expert_server {
+
+/// What became of one batch. For metrics.
+struct BatchReport {
+  const ExpertBackend* backend = nullptr;
+  Direction direction = Direction::kForward;
+  std::int64_t rows = 0;
+  std::size_t tasks = 0;
+  std::size_t failed = 0;
+  std::chrono::nanoseconds waited{0};  ///< The oldest task's time in the pool.
+  std::chrono::nanoseconds computed{0};
+};
+
+struct RuntimeOptions {
+  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: one per core.
+  /// Called on the device thread after each batch, and for tasks that were dropped before it. May be empty.
+  std::function<void(const BatchReport&)> on_batch;
+  std::function<void(std::size_t tasks)> on_dropped;
+};
+
+/// An expert and its two queues. Held by the runtime and by whoever submits to it.
+struct HostedExpert {
+  HostedExpert(std::unique_ptr<ExpertBackend> backend, const TaskPoolOptions& pool_options)
+      : backend(std::move(backend)), pools{TaskPool(pool_options), TaskPool(pool_options)} {}
+
+  const std::unique_ptr<ExpertBackend> backend;  ///< Computed with on the device thread only.
+  std::array<TaskPool, 2> pools;                 ///< By Direction. Guarded by the runtime's mutex.
+  bool removed = false;                          ///< Guarded by the runtime's mutex.
+};
+
+/// Serves the pool whose oldest task waits longest, with as many rows as fit one batch. Thread-safe.
+class Runtime {
+ public:
+  explicit Runtime(RuntimeOptions options);
+  ~Runtime();  ///< As stop() without grace.
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  /// Queues a task. On an error its reply has not been called: kInvalidArgument (too many rows), kOverloaded,
+  /// kUnavailable (stopping), kNotFound (the expert was removed).
+  Result<void> submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task);
+
+  /// Runs `job` on the device thread between two batches, before any further one. Dropped when stopped.
+  void post(std::function<void()> job);
+
+  /// Fails what waits for the expert with kNotFound and forgets it; returns when the device does not use it any more.
+  void remove(const std::shared_ptr<HostedExpert>& expert);
+
+  struct Load {
+    std::size_t tasks = 0;
+    std::int64_t rows = 0;
+  };
+  Load load() const;
+
+  /// Refuses new tasks, serves what is queued for at most `grace`, fails the rest with kUnavailable, ends the thread.
+  void stop(std::chrono::milliseconds grace);
+
+ private:
+  using PoolKey = std::pair<TimePoint, TaskPool*>;  ///< Ordered by the oldest task's arrival.
+  struct Waiting {
+    std::shared_ptr<HostedExpert> expert;
+    Direction direction;
+  };
+  struct Batch;
+
+  void run();
+  bool next(Batch& batch);
+  bool take_ready(Batch& batch, TimePoint now);
+  void serve(Batch& batch);
+  void enqueue(const Waiting& waiting);
+  void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
+
+  RuntimeOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::map<PoolKey, Waiting> waiting_;  // Guarded by mutex_, as are all below.
+  std::deque<std::function<void()>> jobs_;
+  const HostedExpert* serving_ = nullptr;
+  std::condition_variable served_;  ///< A batch or a job ended.
+  bool idle_ = false;               ///< The thread sleeps: a submit must wake it.
+  bool draining_ = false;           ///< No new tasks.
+  bool stopped_ = false;
+  std::mutex stop_mutex_;  ///< Makes stop() idempotent across threads.
+  std::thread thread_;
+};
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,45 @@
+// One call on its way through a pool.
+#pragma once
+
+#include "net/error.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace dmoe::expert_server {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+enum class Direction { kForward, kBackward };
+
+/// Where a task's answer goes. One of `succeed` and `fail` is called once, from any thread.
+class TaskReply {
+ public:
+  TaskReply() = default;
+  virtual ~TaskReply() = default;
+  TaskReply(const TaskReply&) = delete;
+  TaskReply& operator=(const TaskReply&) = delete;
+
+  virtual void succeed(std::vector<at::Tensor> tensors) = 0;
+  virtual void fail(const Error& error) = 0;
+  /// Whether nobody waits any more. Checked before the device is asked.
+  virtual bool cancelled() const = 0;
+};
+
+/// Tensors that passed check_tensors, and who wants the answer. Its tensors may point into a shared receive buffer and
+/// are never written to.
+struct Task {
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> grad_outputs;  ///< Backward only.
+  std::uint64_t rng_seed = 0;
+  std::int64_t rows = 0;  ///< Dimension 0 of every tensor.
+  TimePoint arrived;
+  TimePoint deadline = TimePoint::max();
+  std::unique_ptr<TaskReply> reply;
+};
+
+}  // namespace dmoe::expert_server
