@@ -1,0 +1,243 @@
+#include "cli/serve_options.hpp"
+
+#include "cli/announced_address.hpp"
+#include "cli/data_directory.hpp"
+#include "cli/options.hpp"
+
+#include <filesystem>
+
+namespace dmoe::cli {
+namespace {
+
+constexpr double kMaxSeconds = 30.0 * 24 * 3'600;
+
+CLI::Validator seconds(const char* example) { return decimal_number(0, kMaxSeconds, example); }
+
+CLI::Validator uid_pattern() {
+  return {[](std::string& text) -> std::string {
+            const auto pattern = parse_uid_pattern(text);
+            return pattern ? std::string{} : pattern.error().message;
+          },
+          "", ""};
+}
+
+CLI::Validator name_and_value() {
+  return {[](std::string& text) -> std::string {
+            const std::size_t equals = text.find('=');
+            if (equals != std::string::npos && equals > 0) return {};
+            return "'" + text + "' is not NAME=VALUE; for example num_heads=8";
+          },
+          "", ""};
+}
+
+void add_expert_options(CLI::App& command, ServeOptions& options) {
+  command
+      .add_option("pattern,--pattern", options.pattern,
+                  "Which experts to host; a range [first:end] excludes its end. Quote it for the shell")
+      ->type_name("PATTERN")
+      ->capture_default_str()
+      ->check(uid_pattern());
+  command
+      .add_option("--num-experts", options.num_experts,
+                  "How many of the pattern's experts to host, claimed at random among the free ones; 0: all")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(0, 1'000'000, "16"));
+  command.add_option("--expert", options.expert.architecture, "Kind of expert")
+      ->type_name("ffn|transformer|nop")
+      ->capture_default_str()
+      ->check(CLI::IsMember(expert_server::architectures()));
+  command.add_option("--hidden-dim", options.expert.hidden_dim, "Features of one input row (or token)")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 65'536, "1024"));
+  command.add_option("--expert-arg", options.expert_arguments, "Further setting of the kind of expert; repeatable")
+      ->type_name("NAME=VALUE ...")
+      ->check(name_and_value());
+  command.add_option("--max-batch-size", options.expert.max_batch_size, "Largest batch of one expert, in rows")
+      ->type_name("ROWS")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "4096"));
+}
+
+/// None of these has a default here: an unset one is taken from the expert's checkpoint.
+void add_learning_options(CLI::App& command, ServeOptions& options) {
+  command.add_option("--optimizer", options.expert.optimizer, "How experts learn; default: the checkpoint's, or adam")
+      ->type_name("adam|sgd")
+      ->check(CLI::IsMember({"adam", "sgd"}));
+  command
+      .add_option("--learning-rate", options.expert.learning_rate,
+                  "Step size of the optimizer; default: the checkpoint's, or 0.001")
+      ->type_name("RATE")
+      ->check(decimal_number(0, 1'000, "0.001"));
+  command.add_option("--momentum", options.expert.momentum, "Momentum of sgd; default: the checkpoint's, or 0")
+      ->type_name("FACTOR")
+      ->check(decimal_number(0, 1, "0.9"));
+  command.add_option("--weight-decay", options.expert.weight_decay, "L2 penalty; default: the checkpoint's, or 0")
+      ->type_name("FACTOR")
+      ->check(decimal_number(0, 1'000, "0.0001"));
+  command
+      .add_option("--clip-grad-norm", options.expert.clip_grad_norm,
+                  "Largest norm of one update's gradients, 0: no limit; default: the checkpoint's, or 1")
+      ->type_name("NORM")
+      ->check(decimal_number(0, 1e9, "1"));
+}
+
+void add_network_options(CLI::App& command, ServeOptions& options) {
+  command
+      .add_option("--listen", options.listen,
+                  "Address to bind, TCP and UDP; port 0: any free one. The default serves this machine only; "
+                  "0.0.0.0:PORT with --announce serves others")
+      ->type_name("HOST:PORT")
+      ->capture_default_str()
+      ->check(endpoint_text());
+  command
+      .add_option("--announce", options.announce,
+                  "Address at which others reach this server (port 0: the bound one); default: what --listen says")
+      ->type_name("HOST:PORT ...")
+      ->delimiter(',')
+      ->check(endpoint_text());
+  add_initial_peers(command, options.initial_peers);
+  command.add_flag("--allow-alone", options.allow_alone,
+                   "Serve although no initial peer answers, and keep trying to reach one");
+  command.add_option("--join-timeout", options.join_timeout, "How long to wait for an initial peer, in seconds")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(decimal_number(0.05, 3'600, "10"));
+  command.add_option("--heartbeat", options.heartbeat, "Time between announcements of the experts, in seconds")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(decimal_number(0.1, 3'600, "15"));
+  command
+      .add_option("--announcement-ttl", options.announcement_ttl,
+                  "How long an announcement is valid, in seconds; more than the heartbeat")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(decimal_number(0.2, 86'400, "60"));
+  command.add_option("--max-message", options.max_message, "Largest message accepted or sent, in MiB")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(whole_number(1, 4'095, "256"));
+  command.add_option("--max-connections", options.max_connections, "Most open connections")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "4096"));
+}
+
+void add_storage_options(CLI::App& command, ServeOptions& options) {
+  command
+      .add_option("--data-dir", options.data_dir,
+                  "Directory of key, DHT records and checkpoints; default: ~/.local/share/dmoe/serve")
+      ->type_name("DIR");
+  command.add_option("--identity", options.identity, "Key file, made if missing; default: identity.pem in --data-dir")
+      ->type_name("FILE");
+  command
+      .add_option("--checkpoint-period", options.checkpoint_period,
+                  "Time between checkpoints in seconds; 0: only when the server ends")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(seconds("300"));
+  command.add_option("--keep-checkpoints", options.keep_checkpoints, "Newest checkpoints kept per expert")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000, "3"));
+  command.add_flag("--reset-optimizer", options.reset_optimizer,
+                   "Accept checkpoints of another optimizer and start its state afresh");
+}
+
+void add_running_options(CLI::App& command, ServeOptions& options) {
+  command.add_option("--threads", options.threads, "Threads of one computation; 0: one per core")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(0, 1'024, "2"));
+  command.add_option("--io-threads", options.io_threads, "Threads for sockets and the DHT")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 256, "1"));
+  command
+      .add_option("--queue-batches", options.queue_batches,
+                  "Full batches that may wait per expert and direction; beyond it callers are told to come back")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "4"));
+  command.add_option("--queue-tasks", options.queue_tasks, "Calls that may wait per expert and direction")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "1024"));
+  command
+      .add_option("--batch-timeout", options.batch_timeout,
+                  "How long a call may wait for others to share its batch, in seconds")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(decimal_number(0, 60, "0.005"));
+  command.add_option("--shutdown-grace", options.shutdown_grace, "Time to finish queued calls at the end, in seconds")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(decimal_number(0, 3'600, "5"));
+  command.add_option("--seed", options.seed, "Of initial weights and of random claims; 0: from the operating system")
+      ->type_name("NUMBER")
+      ->capture_default_str()
+      ->check(whole_number(0, INT64_MAX, "42"));
+  command
+      .add_option("--ready-fd", options.ready_fd,
+                  "For supervisors: write one JSON line to this descriptor once the experts are announced")
+      ->type_name("NUMBER")
+      ->check(whole_number(1, 1'000'000, "3"));
+}
+
+}  // namespace
+
+void add_serve_options(CLI::App& command, ServeOptions& options) {
+  add_expert_options(command, options);
+  add_learning_options(command, options);
+  add_network_options(command, options);
+  add_storage_options(command, options);
+  add_running_options(command, options);
+}
+
+Result<expert_server::ServerOptions> to_server_options(const ServeOptions& options) {
+  expert_server::ServerOptions server;
+  const auto listen = net::parse_endpoint(options.listen);
+  if (!listen) return listen.error();
+  auto announce = addresses_to_announce(*listen, to_endpoints(options.announce));
+  if (!announce) return announce.error();
+  const auto data_dir = data_directory(options.data_dir, "serve");
+  if (!data_dir) return data_dir.error();
+  if (options.announcement_ttl <= options.heartbeat) {
+    return Error{Errc::kInvalidArgument,
+                 "--announcement-ttl must be longer than --heartbeat, or the experts vanish between two announcements",
+                 {}};
+  }
+  server.listen = *listen;
+  server.announce = *std::move(announce);
+  server.initial_peers = to_endpoints(options.initial_peers);
+  server.allow_alone = options.allow_alone;
+  server.join_timeout = to_milliseconds(options.join_timeout);
+  server.expert_pattern = options.pattern;
+  server.num_experts = options.num_experts;
+  server.expert = options.expert;
+  for (const std::string& argument : options.expert_arguments) {
+    const std::size_t equals = argument.find('=');
+    server.expert.arguments[argument.substr(0, equals)] = argument.substr(equals + 1);
+  }
+  server.data_dir = *data_dir;
+  server.identity_file =
+      options.identity.empty() ? *data_dir / "identity.pem" : std::filesystem::absolute(options.identity);
+  server.checkpoint_period = to_milliseconds(options.checkpoint_period);
+  server.keep_checkpoints = options.keep_checkpoints;
+  server.reset_optimizer = options.reset_optimizer;
+  server.compute_threads = options.threads;
+  server.io_threads = options.io_threads;
+  server.seed = options.seed;
+  server.max_queued_batches = options.queue_batches;
+  server.max_queued_tasks = options.queue_tasks;
+  server.batch_timeout = to_milliseconds(options.batch_timeout);
+  server.heartbeat = to_milliseconds(options.heartbeat);
+  server.announcement_ttl = to_milliseconds(options.announcement_ttl);
+  server.shutdown_grace = to_milliseconds(options.shutdown_grace);
+  server.max_frame_bytes = options.max_message * 1024 * 1024;
+  server.max_connections = options.max_connections;
+  return server;
+}
+
+}  // namespace dmoe::cli

@@ -1,0 +1,55 @@
+// The options of `dmoe serve` and how they become a server's.
+#pragma once
+
+#include "expert_server/server.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace dmoe::cli {
+
+/// As the command line gives them: durations in seconds, sizes in MiB.
+struct ServeOptions {
+  std::string pattern = "ffn.[0:4].[0:4]";
+  std::size_t num_experts = 0;
+  expert_server::ExpertOptions expert;
+  std::vector<std::string> expert_arguments;
+
+  std::string listen = "127.0.0.1:0";
+  std::vector<std::string> announce;
+  std::vector<std::string> initial_peers;
+  bool allow_alone = false;
+  double join_timeout = 10;
+
+  std::string data_dir;
+  std::string identity;
+  double checkpoint_period = 300;
+  std::size_t keep_checkpoints = 3;
+  bool reset_optimizer = false;
+
+  int threads = 0;
+  int io_threads = 1;
+  std::uint64_t seed = 0;
+  std::size_t queue_batches = 4;
+  std::size_t queue_tasks = 1'024;
+  double batch_timeout = 0;
+  double heartbeat = 15;
+  double announcement_ttl = 60;
+  double shutdown_grace = 5;
+  std::size_t max_message = 256;
+  std::size_t max_connections = 4'096;
+  int ready_fd = -1;
+};
+
+void add_serve_options(CLI::App& command, ServeOptions& options);
+
+/// kInvalidArgument: options that do not go together; the message names the flag and the fix.
+Result<expert_server::ServerOptions> to_server_options(const ServeOptions& options);
+
+}  // namespace dmoe::cli

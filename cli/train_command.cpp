@@ -1,0 +1,208 @@
+// `dmoe train`: trains the classifier against servers that run somewhere.
+#include "cli/classifier.hpp"
+#include "cli/command.hpp"
+#include "cli/image_dataset.hpp"
+#include "cli/matrix_speed.hpp"
+#include "cli/options.hpp"
+#include "cli/progress.hpp"
+#include "cli/stop_signals.hpp"
+#include "cli/training.hpp"
+
+#include "dmoe/client.hpp"
+
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+namespace dmoe::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct TrainOptions {
+  std::vector<std::string> initial_peers;
+  std::string grid = "ffn";
+  std::vector<std::int64_t> grid_size{4, 4};
+  std::int64_t hidden_dim = 1'024;
+  std::int64_t k_best = 4;
+  std::int64_t k_min = 1;
+  double forward_timeout = 5;
+  double backward_timeout = 5;
+  double timeout_after_k_min = 1;
+  double join_timeout = 10;
+  double patience = 30;
+  std::string data = kDefaultDataDirectory;
+  std::int64_t steps = 1'000;
+  std::int64_t batch_size = 128;
+  double learning_rate = 0.001;
+  std::uint64_t seed = 0;
+  bool json = false;
+};
+
+DMoEOptions layer_options(const TrainOptions& options) {
+  return DMoEOptions(options.hidden_dim, options.grid_size, options.grid)
+      .k_best(options.k_best)
+      .k_min(options.k_min)
+      .backward_k_min(options.k_min)
+      .forward_timeout(to_milliseconds(options.forward_timeout))
+      .backward_timeout(to_milliseconds(options.backward_timeout))
+      .timeout_after_k_min(to_milliseconds(options.timeout_after_k_min));
+}
+
+TrainingOptions training_options(const TrainOptions& options) {
+  TrainingOptions training;
+  training.steps = options.steps;
+  training.batch_size = options.batch_size;
+  training.learning_rate = options.learning_rate;
+  training.seed = options.seed;
+  training.patience = to_milliseconds(options.patience);
+  return training;
+}
+
+void print_result(const TrainOptions& options, const TrainingReport& training, const LayerStats& stats, double accuracy,
+                  double seconds) {
+  Table table;
+  table.row("test accuracy", rounded(accuracy * 100, 2) + " %");
+  table.row("steps", std::to_string(training.step_ms.size()));
+  table.row("seconds", rounded(seconds, 1));
+  table.row("usual step", rounded(median(training.step_ms), 1) + " ms");
+  table.row("failed calls", std::to_string(stats.failed_calls) + " of " + std::to_string(stats.calls));
+  table.row("failed steps", std::to_string(training.failed_steps));
+  table.print(stdout);
+  if (!options.json) return;
+  const nlohmann::ordered_json json{{"test_accuracy", accuracy},
+                                    {"steps", training.step_ms.size()},
+                                    {"seconds", seconds},
+                                    {"usual_step_ms", median(training.step_ms)},
+                                    {"calls", stats.calls},
+                                    {"failed_calls", stats.failed_calls},
+                                    {"failed_steps", training.failed_steps}};
+  std::puts(json.dump().c_str());
+}
+
+/// Throws what the layers throw.
+Outcome train_classifier(const TrainOptions& options) {
+  const auto start = Clock::now();
+  StopSignals signals;
+  const auto data = load_images(options.data);
+  if (!data) return failed(data.error().message);
+  warn_of_slow_matrices();
+  if (options.seed != 0) torch::manual_seed(options.seed);
+  auto client = Client::try_connect(ClientOptions()
+                                        .initial_endpoints(to_endpoints(options.initial_peers))
+                                        .join_timeout(to_milliseconds(options.join_timeout)));
+  if (!client) return failed("cannot reach the network", client.error());
+  Classifier model(data->features(), data->classes, *client, layer_options(options));
+  Result<TrainingReport> training = Error{};
+  {
+    Progress progress(stdout, options.steps);
+    training = train(model, *data, training_options(options), progress, signals);
+  }
+  if (!training) return failed("training stopped", training.error());
+  if (training->interrupted) {
+    std::printf("interrupted after %zu steps\n", training->step_ms.size());
+    return done();
+  }
+  constexpr std::int64_t kTestRows = 1'000;
+  const double result = accuracy(model, data->test, kTestRows);
+  print_result(options, *training, model->experts->stats(), result,
+               std::chrono::duration<double>(Clock::now() - start).count());
+  return done();
+}
+
+Outcome run_training(const TrainOptions& options) {
+  if (options.k_min > options.k_best) {
+    return wrong_use("--k-min " + std::to_string(options.k_min) + " is more than --k-best " +
+                     std::to_string(options.k_best) + "; lower it");
+  }
+  try {
+    return train_classifier(options);
+  } catch (const Exception& error) {
+    return failed("training stopped", error.error());
+  }
+}
+
+void add_layer_options(CLI::App& command, TrainOptions& options) {
+  add_initial_peers(command, options.initial_peers);
+  command.get_option("--initial-peers")->required();
+  command.add_option("--grid", options.grid, "Name of the experts' grid: ffn for experts ffn.0.0, ffn.0.1, ...")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return is_grid_name(text) ? std::string{} : "'" + text + "' is not a grid's name; for example ffn";
+          },
+          "", ""));
+  command.add_option("--grid-size", options.grid_size, "Size of the grid in each dimension: '4 4' or '4,4'")
+      ->type_name("COUNT ...")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "32"));
+  command.add_option("--hidden-dim", options.hidden_dim, "Features of an expert's input; as the servers have it")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 65'536, "1024"));
+  command.add_option("--k-best", options.k_best, "Experts that each image is sent to")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 256, "4"));
+  command.add_option("--k-min", options.k_min, "Answers that each image needs; with fewer the step is repeated")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 256, "1"));
+  const auto seconds = [&](const char* name, double& value, const char* about) {
+    command.add_option(name, value, about)
+        ->type_name("SECONDS")
+        ->capture_default_str()
+        ->check(decimal_number(0.001, 86'400, "5"));
+  };
+  seconds("--forward-timeout", options.forward_timeout, "Limit of a forward pass, in seconds");
+  seconds("--backward-timeout", options.backward_timeout, "Limit of a backward pass, in seconds");
+  seconds("--timeout-after-k-min", options.timeout_after_k_min,
+          "How long slow experts are waited for once every image has --k-min answers, in seconds");
+  seconds("--join-timeout", options.join_timeout, "How long to wait for an initial peer, in seconds");
+  seconds("--patience", options.patience, "Give up when no step has succeeded for this long, in seconds");
+}
+
+void add_training_options(CLI::App& command, TrainOptions& options) {
+  command.add_option("--data", options.data, "Directory of the four IDX files, plain or gzipped")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command.add_option("--steps", options.steps, "Training steps")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000'000, "1000"));
+  command.add_option("--batch-size", options.batch_size, "Images of one step")
+      ->type_name("ROWS")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "128"));
+  command.add_option("--learning-rate", options.learning_rate, "Step size of Adam for the trainer's own parameters")
+      ->type_name("RATE")
+      ->capture_default_str()
+      ->check(decimal_number(0, 10, "0.001"));
+  command.add_option("--seed", options.seed, "Of weights and order of images; 0: from the operating system")
+      ->type_name("NUMBER")
+      ->capture_default_str()
+      ->check(whole_number(0, INT64_MAX, "42"));
+  command.add_flag("--json", options.json, "End with the result as one JSON object on the last line");
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, Selection& selection) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "Train a Fashion-MNIST classifier on running expert servers");
+  add_layer_options(*command, *options);
+  add_training_options(*command, *options);
+  command->footer("Example: dmoe train --initial-peers 203.0.113.5:4040 --grid-size 4 4 --hidden-dim 512");
+  command->callback([options, &selection] {
+    selection.command = "train";
+    selection.run = [options] { return run_training(*options); };
+  });
+}
+
+}  // namespace dmoe::cli
