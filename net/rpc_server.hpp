@@ -15,6 +15,8 @@
 
 namespace dmoe::net {
 
+class Metrics;
+
 /// One call that awaits its answer. Movable, not copyable. `reply` and `fail` may be called from any thread, one of
 /// them once; a call destroyed unanswered is answered with kInternal.
 class IncomingCall {
@@ -53,6 +55,9 @@ struct RpcServerOptions {
   std::size_t max_calls_per_connection = 1'024;         ///< In flight; beyond it kOverloaded at once.
   std::chrono::milliseconds handshake_timeout{10'000};  ///< A client that connects and says nothing is dropped.
   std::chrono::milliseconds idle_timeout{120'000};      ///< Without frame or pong.
+  std::size_t max_http_body_bytes = 64UL * 1024;        ///< Of a request; routes take none today.
+  /// Counts connections, calls by outcome and bytes when set; outlives the server and its io_context.
+  Metrics* metrics = nullptr;
 };
 
 /// Accepts connections. A GET is answered by the route of its exact path; an upgrade becomes a call connection.
@@ -75,9 +80,12 @@ class RpcServer {
   Result<void> listen();
   std::uint16_t port() const noexcept;  ///< The bound port; 0 before `listen`.
 
-  /// Stops accepting and reading; calls in progress may still be answered until `stop`.
+  /// Stops accepting connections and refuses new calls with kUnavailable, so that callers move on at once; calls in
+  /// progress may still be answered until `stop`. HTTP requests on open connections are still served.
   void stop_accepting();
-  /// Closes every connection after its queued replies are written, at most `grace` from now; then calls `done`.
+  /// Marks what is in progress cancelled, closes every connection after its queued replies are written, at most
+  /// `grace` from now; then calls `done` on the io_context. Idempotent: of several calls the shortest grace counts, and
+  /// each `done` is called.
   void stop(std::chrono::milliseconds grace = std::chrono::milliseconds{0}, std::function<void()> done = {});
 
  private:
