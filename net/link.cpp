@@ -89,6 +89,14 @@ void Link::send(OutgoingFramePtr frame) {
   write();
 }
 
+void Link::discard_queued_if(const std::function<bool(OutgoingFrame&)>& unwanted) {
+  std::erase_if(queue_, [&](const OutgoingFramePtr& frame) {
+    if (!unwanted(*frame)) return false;
+    queued_bytes_ -= frame->size();
+    return true;
+  });
+}
+
 void Link::write() {
   if (!open_ || writing_ || corked_ || closed_) return;
   if (queue_.empty()) {

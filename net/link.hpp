@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,7 @@ class Link : public std::enable_shared_from_this<Link> {
   /// Pings a silent peer, gives up a dead one. To be called a few times per `ping_after`.
   void watch(std::chrono::steady_clock::time_point now);
 
+  std::size_t queued_bytes() const noexcept { return queued_bytes_; }
   bool closed() const noexcept { return closed_; }
   bool nothing_to_send() const noexcept { return queue_.empty() && !writing_; }
 
@@ -74,7 +76,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   WebSocket& websocket() noexcept { return ws_; }
   TcpSocket& socket() noexcept { return ws_.next_layer(); }
-  std::deque<OutgoingFramePtr>& queue() noexcept { return queue_; }
+  /// Takes back frames that have not left yet.
+  void discard_queued_if(const std::function<bool(OutgoingFrame&)>& unwanted);
   const LinkOptions& link_options() const noexcept { return options_; }
 
  private:

@@ -24,6 +24,8 @@ struct RpcClientOptions {
   std::chrono::milliseconds first_backoff{100};         ///< After a failed dial; doubles, with jitter, …
   std::chrono::milliseconds max_backoff{10'000};        ///< … to this. Calls meanwhile fail at once.
   std::size_t bulk_bytes = 256 * 1024;                  ///< Larger frames use the endpoint's second connection.
+  /// Per connection, waiting to be sent; beyond it kOverloaded.
+  std::size_t max_queued_bytes = 1024UL * 1024 * 1024;
 };
 
 /// Identifies one call of one RpcClient.
@@ -45,6 +47,7 @@ struct CallSpec {
 /// each byte once into the write buffer; a reply is read into the buffer that its tensors then own.
 class RpcClient {
  public:
+  /// @param executor of an io_context, or of a strand over one; anything else throws std::invalid_argument.
   RpcClient(boost::asio::any_io_executor executor, RpcClientOptions options = {});
   ~RpcClient();  ///< As stop().
   RpcClient(const RpcClient&) = delete;

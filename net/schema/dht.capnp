@@ -74,11 +74,11 @@ struct Fetch {
 }
 
 struct Probe {
-  # Dial-back. The receiver asks another node (relay set) to answer `nonce` to `port` at the requester's IP address.
-  port @0 :UInt16;
-  relay @1 :Bool;
-  nonce @2 :UInt64;
-  target @3 :List(UInt64);     # With relay: where to, as in Reply.observed.
+  # Dial-back: a node (stage 0) asks a second one to have a third one (stage 1) knock (stage 2) at its own IP address.
+  stage @0 :UInt8;
+  port @1 :UInt16;             # Stage 0: at which port; 0: the one the request came from.
+  nonce @2 :UInt64;            # Chosen by the first node, repeated in each stage.
+  target @3 :List(UInt64);     # Stage 1: where to knock, as in Reply.observed.
 }
 
 struct Reply {
