@@ -64,14 +64,15 @@ void Runtime::enqueue(const Waiting& waiting) {
   if (!pool.empty()) waiting_.emplace(PoolKey{pool.oldest(), &pool}, waiting);
 }
 
-void Runtime::post(std::function<void()> job) {
+bool Runtime::post(std::function<void()> job) {
   {
     const std::lock_guard lock(mutex_);
-    if (stopped_) return;
+    if (stopped_) return false;
     jobs_.push_back(std::move(job));
     idle_ = false;
   }
   wake_.notify_one();
+  return true;
 }
 
 void Runtime::forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks) {
@@ -123,12 +124,13 @@ bool Runtime::next(Batch& batch) {
   std::unique_lock lock(mutex_);
   serving_ = nullptr;
   served_.notify_all();
-  while (!stopped_) {
-    if (!jobs_.empty()) {
+  for (;;) {
+    if (!jobs_.empty()) {  // Also when stopped: somebody waits for what was accepted.
       batch.job = std::move(jobs_.front());
       jobs_.pop_front();
       return true;
     }
+    if (stopped_) return false;
     if (take_ready(batch, std::chrono::steady_clock::now())) return true;
     idle_ = true;
     if (waiting_.empty()) {
@@ -138,7 +140,6 @@ bool Runtime::next(Batch& batch) {
     }
     idle_ = false;
   }
-  return false;
 }
 
 void Runtime::serve(Batch& batch) {
@@ -150,9 +151,17 @@ void Runtime::serve(Batch& batch) {
   if (batch.tasks.empty()) return;
   thread_local BatchMemory memory;
   const auto started = std::chrono::steady_clock::now();
-  BatchReport report{&backend, batch.direction, 0, batch.tasks.size(), 0, started - batch.tasks.front().arrived, {}};
+  BatchReport report{.backend = &backend,
+                     .direction = batch.direction,
+                     .rows = 0,
+                     .tasks = batch.tasks.size(),
+                     .failed = 0,
+                     .updates = backend.updates(),
+                     .waited = started - batch.tasks.front().arrived,
+                     .computed = {}};
   for (const auto& task : batch.tasks) report.rows += task.rows;
   report.failed = execute_batch(*batch.expert->backend, batch.direction, std::move(batch.tasks), memory);
+  report.updates = backend.updates() - report.updates;
   report.computed = std::chrono::steady_clock::now() - started;
   {
     const std::lock_guard lock(mutex_);

@@ -24,6 +24,7 @@ struct BatchReport {
   std::int64_t rows = 0;
   std::size_t tasks = 0;
   std::size_t failed = 0;
+  std::uint64_t updates = 0;           ///< Optimizer steps.
   std::chrono::nanoseconds waited{0};  ///< The oldest task's time in the pool.
   std::chrono::nanoseconds computed{0};
 };
@@ -57,8 +58,8 @@ class Runtime {
   /// kUnavailable (stopping), kNotFound (the expert was removed).
   Result<void> submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task);
 
-  /// Runs `job` on the device thread between two batches, before any further one. Dropped when stopped.
-  void post(std::function<void()> job);
+  /// Runs `job` on the device thread between two batches, before any further one. False: stopped, it will not run.
+  bool post(std::function<void()> job);
 
   /// Fails what waits for the expert with kNotFound and forgets it; returns when the device does not use it any more.
   void remove(const std::shared_ptr<HostedExpert>& expert);

@@ -1,0 +1,145 @@
+#include "expert_server/call_handler.hpp"
+
+#include "net/tensor_codec.hpp"
+
+#include <stdexcept>
+#include <utility>
+
+namespace dmoe::expert_server {
+namespace {
+
+using net::schema::Call;
+
+/// The answer to one forward or backward call.
+class RpcReply final : public TaskReply {
+ public:
+  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics)
+      : call_(std::move(call)), direction_(direction), metrics_(metrics) {}
+
+  void succeed(std::vector<at::Tensor> tensors) override {
+    call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
+      const auto count = static_cast<unsigned>(tensors.size());
+      const auto list = direction_ == Direction::kForward ? reply.initForward(count) : reply.initBackward(count);
+      const auto encoded = net::encode_tensors(tensors, list, attachments);
+      if (!encoded) throw std::runtime_error(describe(encoded.error()));  // Answered as kInternal by the call.
+    });
+    metrics_.answered(direction_, nullptr);
+  }
+
+  void fail(const Error& error) override {
+    call_.fail(error);
+    metrics_.answered(direction_, &error);
+  }
+
+  bool cancelled() const override { return call_.cancelled(); }
+
+ private:
+  net::IncomingCall call_;
+  Direction direction_;
+  ServerMetrics& metrics_;
+};
+
+std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
+
+Result<void> decode(const Call::Reader& call, Direction direction, const std::shared_ptr<const void>& frame,
+                    Task& task) {
+  const bool backward = direction == Direction::kBackward;
+  auto inputs = net::decode_tensors(backward ? call.getBackward().getInputs() : call.getForward().getInputs(), frame);
+  if (!inputs) return inputs.error();
+  task.inputs = std::move(*inputs);
+  task.rng_seed = backward ? call.getBackward().getRngSeed() : call.getForward().getRngSeed();
+  if (!backward) return {};
+  auto gradients = net::decode_tensors(call.getBackward().getGradOutputs(), frame);
+  if (!gradients) return gradients.error();
+  task.grad_outputs = std::move(*gradients);
+  return {};
+}
+
+Result<void> check(const ExpertSchema& schema, Direction direction, Task& task) {
+  const auto rows = check_tensors(task.inputs, schema.inputs, "input");
+  if (!rows) return rows.error();
+  task.rows = *rows;
+  if (direction == Direction::kForward) return {};
+  const auto gradient_rows = check_tensors(task.grad_outputs, schema.outputs, "gradient");
+  if (!gradient_rows) return gradient_rows.error();
+  if (*gradient_rows == *rows) return {};
+  return Error{Errc::kInvalidArgument,
+               "the inputs have " + std::to_string(*rows) + " rows, the gradients " + std::to_string(*gradient_rows),
+               {}};
+}
+
+void write_specs(const std::vector<TensorSpec>& specs, capnp::List<net::schema::TensorSpec>::Builder list) {
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    auto builder = list[static_cast<unsigned>(i)];
+    const auto dtype = net::to_wire(specs[i].dtype);
+    if (!dtype) throw std::runtime_error(describe(dtype.error()));
+    builder.setDtype(*dtype);
+    builder.setRequiresGrad(specs[i].requires_grad);
+    auto shape = builder.initShape(static_cast<unsigned>(specs[i].shape.size()));
+    for (std::size_t d = 0; d < specs[i].shape.size(); ++d) shape.set(static_cast<unsigned>(d), specs[i].shape[d]);
+  }
+}
+
+}  // namespace
+
+Error CallHandler::unknown(std::string_view uid) const {
+  const std::string name(uid.substr(0, kMaxUidLength));
+  if (table_.loading()) {
+    return {Errc::kUnavailable, "expert " + name + " is not loaded yet: the server is starting", {}};
+  }
+  return {Errc::kNotFound, "expert " + name + " is not hosted here", {}};
+}
+
+void CallHandler::handle(net::IncomingCall call) const {
+  const auto reader = call.reader();
+  switch (reader.which()) {
+    case Call::INFO: return answer_info(call);
+    case Call::FORWARD:
+    case Call::BACKWARD: {
+      const auto direction = reader.which() == Call::FORWARD ? Direction::kForward : Direction::kBackward;
+      if (auto submitted = submit(call, direction); !submitted) {
+        const auto error = submitted.error();
+        metrics_.answered(direction, &error);
+        call.fail(error);
+      }
+      return;
+    }
+  }
+  call.fail({Errc::kInvalidArgument, "unknown kind of call: the caller is of a newer version", {}});
+}
+
+void CallHandler::answer_info(net::IncomingCall& call) const {
+  const auto uid = text_of(call.reader().getInfo().getUid());
+  const auto expert = table_.find(uid);
+  if (!expert) return call.fail(unknown(uid));
+  const auto& backend = *expert->backend;
+  call.reply([&](net::schema::Reply::Builder reply, net::Attachments&) {
+    auto info = reply.initInfo();
+    info.setUid(backend.uid_text());
+    info.setArchitecture(backend.description().architecture);
+    write_specs(backend.schema().inputs, info.initInputs(static_cast<unsigned>(backend.schema().inputs.size())));
+    write_specs(backend.schema().outputs, info.initOutputs(static_cast<unsigned>(backend.schema().outputs.size())));
+    info.setMaxBatchSize(static_cast<std::uint32_t>(backend.max_batch_size()));
+    info.setUpdates(backend.updates());
+  });
+}
+
+Result<void> CallHandler::submit(net::IncomingCall& call, Direction direction) const {
+  const auto reader = call.reader();
+  const auto uid =
+      text_of(direction == Direction::kForward ? reader.getForward().getUid() : reader.getBackward().getUid());
+  const auto expert = table_.find(uid);
+  if (!expert) return unknown(uid);
+  Task task;
+  if (auto decoded = decode(reader, direction, call.frame(), task); !decoded) return decoded;
+  if (auto checked = check(expert->backend->schema(), direction, task); !checked) return checked;
+  task.arrived = std::chrono::steady_clock::now();
+  task.deadline = call.deadline();
+  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_);
+  auto* refused = reply.get();
+  task.reply = std::move(reply);
+  if (auto queued = runtime_.submit(expert, direction, task); !queued) refused->fail(queued.error());
+  return {};
+}
+
+}  // namespace dmoe::expert_server

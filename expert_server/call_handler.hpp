@@ -1,0 +1,30 @@
+// From a call on the wire to a task in a pool, and back.
+#pragma once
+
+#include "expert_server/expert_table.hpp"
+#include "expert_server/server_metrics.hpp"
+#include "net/rpc_server.hpp"
+
+namespace dmoe::expert_server {
+
+/// Runs on the io threads and never blocks: decodes (without copying), checks the call against the expert's schema,
+/// and queues it. What does not pass is answered at once and never meets another caller's rows.
+class CallHandler {
+ public:
+  /// All three outlive the calls.
+  CallHandler(const ExpertTable& table, Runtime& runtime, ServerMetrics& metrics)
+      : table_(table), runtime_(runtime), metrics_(metrics) {}
+
+  void handle(net::IncomingCall call) const;
+
+ private:
+  Error unknown(std::string_view uid) const;
+  void answer_info(net::IncomingCall& call) const;
+  Result<void> submit(net::IncomingCall& call, Direction direction) const;
+
+  const ExpertTable& table_;
+  Runtime& runtime_;
+  ServerMetrics& metrics_;
+};
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,316 @@
+#include "expert_server/safetensors.hpp"
+
+#include "expert_server/file_io.hpp"
+#include "expert_server/sha256_stream.hpp"
+
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+
+namespace dmoe::expert_server {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr std::size_t kDigestDigits = 64;
+constexpr std::size_t kMaxDimensions = 16;
+constexpr const char* kTemporaryMark = ".tmp-";
+
+struct DtypeName {
+  at::ScalarType dtype;
+  const char* name;
+};
+
+constexpr std::array<DtypeName, 10> kDtypes{{{at::kFloat, "F32"},
+                                             {at::kDouble, "F64"},
+                                             {at::kHalf, "F16"},
+                                             {at::kBFloat16, "BF16"},
+                                             {at::kLong, "I64"},
+                                             {at::kInt, "I32"},
+                                             {at::kShort, "I16"},
+                                             {at::kChar, "I8"},
+                                             {at::kByte, "U8"},
+                                             {at::kBool, "BOOL"}}};
+
+Error damaged(const fs::path& file, const std::string& what) {
+  return {Errc::kInvalidArgument, file.string() + " is damaged: " + what, {}};
+}
+
+std::span<const std::uint8_t> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+std::span<std::uint8_t> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+std::array<std::uint8_t, 8> little_endian(std::uint64_t value) {
+  std::array<std::uint8_t, 8> bytes{};
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
+  return bytes;
+}
+
+std::uint64_t from_little_endian(const std::array<std::uint8_t, 8>& bytes) {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) value |= std::uint64_t{bytes[i]} << (8 * i);
+  return value;
+}
+
+/// Where the digits stand in the header; npos: it was not written by this program.
+std::size_t digest_place(const std::string& header, const std::string& digits) {
+  const auto key = "\"" + std::string(kChecksumKey) + "\":\"";
+  const auto place = header.find(key + digits + "\"");
+  return place == std::string::npos ? place : place + key.size();
+}
+
+// ---- writing
+
+Result<std::string> header_text(const SafetensorsContent& content) {
+  Json header = Json::object();
+  header["__metadata__"] = content.metadata;
+  std::uint64_t offset = 0;
+  for (const auto& [name, tensor] : content.tensors) {
+    const auto found = std::find_if(kDtypes.begin(), kDtypes.end(), [&tensor = tensor](const auto& item) {
+      return item.dtype == tensor.scalar_type();
+    });
+    if (found == kDtypes.end() || name == "__metadata__" || header.contains(name)) {
+      return Error{Errc::kInvalidArgument, "tensor " + name + " cannot be written: dtype or name", {}};
+    }
+    const std::uint64_t end = offset + tensor.nbytes();
+    header[name] = {{"dtype", found->name}, {"shape", tensor.sizes().vec()}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // Tensors start aligned.
+  return text;
+}
+
+Result<void> write_body(File& file, const SafetensorsContent& content) {
+  auto header = header_text(content);
+  if (!header) return header.error();
+  const auto length = little_endian(header->size());
+  Sha256Stream digest;
+  digest.add(length);
+  digest.add(bytes_of(*header));
+  if (auto done = file.write(length); !done) return done;
+  if (auto done = file.write(bytes_of(*header)); !done) return done;
+  for (const auto& item : content.tensors) {
+    digest.add(bytes_of(item.tensor));
+    if (auto done = file.write(bytes_of(item.tensor)); !done) return done;
+  }
+  // The digest takes the place of its own zeros.
+  const auto place = digest_place(*header, std::string(kDigestDigits, '0'));
+  if (auto done = file.write_at(length.size() + place, bytes_of(digest.finish_hex())); !done) return done;
+  return file.sync();
+}
+
+fs::path temporary_beside(const fs::path& target) {
+  std::random_device random;
+  return target.string() + kTemporaryMark + std::to_string(random());
+}
+
+// ---- reading
+
+struct Entry {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+struct Header {
+  std::map<std::string, std::string> metadata;
+  std::vector<Entry> entries;  ///< By offset.
+  std::string text;
+  std::uint64_t data_bytes = 0;
+};
+
+/// The element count times `item_size`, or nothing when it overflows or a size is negative.
+std::optional<std::uint64_t> byte_count(const std::vector<std::int64_t>& shape, std::uint64_t item_size) {
+  std::uint64_t bytes = item_size;
+  for (const auto size : shape) {
+    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes)) return std::nullopt;
+  }
+  return bytes;
+}
+
+bool is_natural(const Json& value) { return value.is_number_unsigned(); }
+
+/// What is wrong with a tensor's description; empty: nothing.
+std::string read_entry(const Json& json, Entry& entry) {
+  if (!json.is_object() || !json.contains("dtype") || !json.contains("shape") || !json.contains("data_offsets")) {
+    return "lacks dtype, shape or data_offsets";
+  }
+  const auto& dtype = json["dtype"];
+  const auto& shape = json["shape"];
+  const auto& offsets = json["data_offsets"];
+  const auto known = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& item) { return dtype == item.name; });
+  if (known == kDtypes.end()) return "has an unknown dtype";
+  if (!shape.is_array() || shape.size() > kMaxDimensions || !std::all_of(shape.begin(), shape.end(), is_natural)) {
+    return "has a bad shape";
+  }
+  if (!offsets.is_array() || offsets.size() != 2 || !is_natural(offsets[0]) || !is_natural(offsets[1])) {
+    return "has bad offsets";
+  }
+  entry.dtype = known->dtype;
+  for (const auto& size : shape) {
+    const auto value = size.get<std::uint64_t>();
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return "has a bad shape";
+    entry.shape.push_back(static_cast<std::int64_t>(value));
+  }
+  entry.begin = offsets[0].get<std::uint64_t>();
+  entry.end = offsets[1].get<std::uint64_t>();
+  const auto bytes = byte_count(entry.shape, c10::elementSize(entry.dtype));
+  if (!bytes || entry.end < entry.begin || *bytes != entry.end - entry.begin) return "has a shape unlike its size";
+  return {};
+}
+
+/// A JSON object whose keys are unique at the top level; nlohmann would silently keep the last.
+std::optional<Json> parse_unique(const std::string& text) {
+  std::set<std::string> keys;
+  bool repeated = false;
+  bool deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > 4) deep = true;
+    if (event == Json::parse_event_t::key && depth == 1) {
+      repeated = !keys.insert(parsed.get<std::string>()).second || repeated;
+    }
+    return !deep;  // Deeper values are dropped unread.
+  };
+  auto json = Json::parse(text, watch, /*allow_exceptions=*/false);
+  if (repeated || deep || json.is_discarded() || !json.is_object()) return std::nullopt;
+  return json;
+}
+
+/// What is wrong; empty: nothing.
+std::string read_entries(const Json& json, Header& header) {
+  for (const auto& [name, value] : json.items()) {
+    if (name == "__metadata__") {
+      if (!value.is_object()) return "its metadata is no object";
+      for (const auto& [key, text] : value.items()) {
+        if (!text.is_string()) return "its metadata holds something else than text";
+        header.metadata[key] = text.get<std::string>();
+      }
+      continue;
+    }
+    Entry entry;
+    entry.name = name;
+    if (auto wrong = read_entry(value, entry); !wrong.empty()) return "tensor " + name + " " + wrong;
+    header.entries.push_back(std::move(entry));
+  }
+  std::sort(header.entries.begin(), header.entries.end(), [](const auto& left, const auto& right) {
+    return std::pair(left.begin, left.end) < std::pair(right.begin, right.end);
+  });
+  std::uint64_t next = 0;
+  for (const auto& entry : header.entries) {
+    if (entry.begin != next) return "tensor " + entry.name + " overlaps another or leaves a gap";
+    next = entry.end;
+  }
+  if (next != header.data_bytes)
+    return "its tensors take " + std::to_string(next) + " bytes of " + std::to_string(header.data_bytes);
+  return {};
+}
+
+Result<Header> read_header(File& file, const fs::path& path) {
+  const auto size = file.size();
+  if (!size) return size.error();
+  std::array<std::uint8_t, 8> length_bytes{};
+  if (*size < length_bytes.size()) return damaged(path, "it has only " + std::to_string(*size) + " bytes");
+  if (auto done = file.read(length_bytes); !done) return done.error();
+  const auto length = from_little_endian(length_bytes);
+  if (length > kMaxSafetensorsHeader || length > *size - length_bytes.size()) {
+    return damaged(path, "its header claims " + std::to_string(length) + " bytes");
+  }
+  Header header;
+  header.text.resize(length);
+  header.data_bytes = *size - length_bytes.size() - length;
+  if (auto done = file.read({reinterpret_cast<std::uint8_t*>(header.text.data()), header.text.size()}); !done) {
+    return done.error();
+  }
+  const auto json = parse_unique(header.text);
+  if (!json) return damaged(path, "its header is no JSON object with unique keys");
+  if (auto wrong = read_entries(*json, header); !wrong.empty()) return damaged(path, wrong);
+  return header;
+}
+
+/// The header as it was when its digest was taken.
+std::optional<std::string> with_zeroed_digest(const Header& header) {
+  const auto digest = header.metadata.find(kChecksumKey);
+  if (digest == header.metadata.end() || digest->second.size() != kDigestDigits) return std::nullopt;
+  auto text = header.text;
+  const auto place = digest_place(text, digest->second);
+  if (place == std::string::npos) return std::nullopt;
+  text.replace(place, kDigestDigits, kDigestDigits, '0');
+  return text;
+}
+
+}  // namespace
+
+Result<void> write_safetensors(const fs::path& target, SafetensorsContent content) {
+  content.metadata[kChecksumKey] = std::string(kDigestDigits, '0');
+  // Wide elements first, so that each tensor is aligned to its elements without gaps, which the format forbids.
+  std::stable_sort(content.tensors.begin(), content.tensors.end(), [](const auto& left, const auto& right) {
+    return left.tensor.element_size() > right.tensor.element_size();
+  });
+  const auto temporary = temporary_beside(target);
+  auto written = [&]() -> Result<void> {
+    auto file = File::create_new(temporary);
+    if (!file) return file.error();
+    return write_body(*file, content);
+  }();
+  if (written) written = rename_file(temporary, target);
+  if (!written) {
+    std::error_code ignored;  // The first failure is the one to tell.
+    fs::remove(temporary, ignored);
+    return Error{written.error().code == Errc::kInvalidArgument ? Errc::kInvalidArgument : Errc::kUnavailable,
+                 written.error().message,
+                 {}};
+  }
+  return sync_folder(target.parent_path());
+}
+
+Result<SafetensorsContent> read_safetensors(const fs::path& path, bool require_checksum) {
+  auto file = File::open_to_read(path);
+  if (!file) return file.error();
+  auto header = read_header(*file, path);
+  if (!header) return header.error();
+  const auto signed_text = with_zeroed_digest(*header);
+  if (!signed_text && require_checksum) return damaged(path, "it has no checksum");
+  Sha256Stream digest;
+  digest.add(little_endian(header->text.size()));
+  digest.add(bytes_of(signed_text ? *signed_text : header->text));
+  SafetensorsContent content{std::move(header->metadata), {}};
+  for (auto& entry : header->entries) {  // Bounded by the file's size, which was compared with their sum.
+    auto tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
+    if (auto done = file->read(bytes_of(tensor)); !done) return done.error();
+    digest.add(bytes_of(tensor));
+    content.tensors.push_back({std::move(entry.name), std::move(tensor)});
+  }
+  if (signed_text && digest.finish_hex() != content.metadata[kChecksumKey]) {
+    return damaged(path, "its checksum does not match its content");
+  }
+  return content;
+}
+
+Result<std::map<std::string, std::string>> read_safetensors_metadata(const fs::path& path) {
+  auto file = File::open_to_read(path);
+  if (!file) return file.error();
+  auto header = read_header(*file, path);
+  if (!header) return header.error();
+  return std::move(header->metadata);
+}
+
+bool is_temporary_name(const std::string& file_name) { return file_name.find(kTemporaryMark) != std::string::npos; }
+
+}  // namespace dmoe::expert_server

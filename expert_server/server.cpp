@@ -1,0 +1,254 @@
+#include "expert_server/server.hpp"
+
+#include "expert_server/announced_endpoints.hpp"
+#include "expert_server/announcer.hpp"
+#include "expert_server/arrival.hpp"
+#include "expert_server/call_handler.hpp"
+#include "expert_server/checkpoint_timer.hpp"
+#include "expert_server/data_directory.hpp"
+#include "expert_server/expert_factory.hpp"
+#include "expert_server/server_ports.hpp"
+#include "expert_server/status_routes.hpp"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+#include <utility>
+
+namespace dmoe::expert_server {
+namespace {
+
+namespace asio = boost::asio;
+
+constexpr std::uint64_t kMostWithoutNumber = 4'096;      ///< Experts of a pattern that is hosted whole.
+constexpr std::chrono::milliseconds kReplyGrace{2'000};  ///< For the last replies to leave the sockets.
+
+Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
+
+Result<UidPattern> check_options(const ServerOptions& options) {
+  auto pattern = parse_uid_pattern(options.expert_pattern);
+  if (!pattern) return pattern.error();
+  if (options.num_experts == 0 && pattern->size() > kMostWithoutNumber) {
+    return invalid("pattern " + options.expert_pattern + " names " + std::to_string(pattern->size()) +
+                   " experts: say with num_experts how many of them to host");
+  }
+  if (options.num_experts > pattern->size()) {
+    return invalid("num_experts is " + std::to_string(options.num_experts) + ", the pattern " + options.expert_pattern +
+                   " names only " + std::to_string(pattern->size()));
+  }
+  const auto rows = options.expert.max_batch_size;
+  if (rows < 1 || rows > 1'000'000) return invalid("max_batch_size must be from 1 to 1000000");
+  if (options.heartbeat.count() < 100 || options.announcement_ttl < 2 * options.heartbeat) {
+    return invalid("heartbeat must be at least 100 ms, and announcement_ttl at least twice as long");
+  }
+  if (options.io_threads < 1 || options.io_threads > 256) return invalid("io_threads must be from 1 to 256");
+  if (options.compute_threads < 0 || options.compute_threads > 1'024) {
+    return invalid("compute_threads must be from 0 to 1024");
+  }
+  if (auto settings = optimizer_settings(options.expert, nullptr); !settings) return settings.error();
+  const auto known = architectures();
+  if (std::find(known.begin(), known.end(), options.expert.architecture) == known.end()) {
+    return invalid("unknown expert architecture " + options.expert.architecture);
+  }
+  return pattern;
+}
+
+Result<net::Identity> load_identity(const ServerOptions& options, const std::optional<DataDirectory>& directory) {
+  if (options.identity) return *options.identity;
+  if (options.identity_file) return net::Identity::load_or_create(*options.identity_file);
+  if (directory) return net::Identity::load_or_create(directory->identity_file());
+  return net::Identity::generate();
+}
+
+ExpertHostOptions host_options(const ServerOptions& options, const std::optional<DataDirectory>& directory) {
+  ExpertHostOptions host;
+  host.expert = options.expert;
+  host.pool = {.max_batch_rows = options.expert.max_batch_size,
+               .max_queued_batches = options.max_queued_batches,
+               .max_queued_tasks = options.max_queued_tasks,
+               .batch_timeout = options.batch_timeout};
+  if (directory) host.checkpoints = directory->checkpoints();
+  host.keep_checkpoints = options.keep_checkpoints;
+  host.reset_optimizer = options.reset_optimizer;
+  host.compute_threads = options.compute_threads;
+  host.seed = options.seed;
+  return host;
+}
+
+std::uint64_t random_seed() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32U) | device();
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity)
+      : options_(std::move(options)),
+        pattern_(std::move(pattern)),
+        directory_(std::move(directory)),
+        identity_(std::move(identity)),
+        work_(asio::make_work_guard(io_)),
+        metrics_(registry_),
+        host_(host_options(options_, directory_), metrics_),
+        handler_(host_.table(), host_.runtime(), metrics_),
+        sources_{registry_, host_, false, net::to_string(identity_.peer_id())},
+        client_(io_.get_executor()) {
+    registry_.before_serialize([this] { metrics_.set_load(host_.runtime().load(), host_.table().uids().size()); });
+    for (int i = 0; i < options_.io_threads; ++i) io_threads_.emplace_back([this] { io_.run(); });
+  }
+
+  ~Impl() { stop(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Result<void> start(const std::stop_token& abort) {
+    if (auto bound = bind(); !bound) return bound;
+    auto endpoints =
+        announced_endpoints(options_.announce, options_.listen, ports_.rpc->port(), options_.initial_peers);
+    if (!endpoints) return endpoints.error();
+    announced_ = std::move(*endpoints);
+    if (auto joined = join(abort); !joined) return joined;
+    announcer_.emplace(ports_.dht->directory(), host_, client_, identity_.peer_id(),
+                       AnnouncerOptions{.pattern = pattern_,
+                                        .num_experts = options_.num_experts,
+                                        .own = own_endpoint(options_.listen, ports_.rpc->port()),
+                                        .announced = announced_,
+                                        .heartbeat = options_.heartbeat,
+                                        .ttl = options_.announcement_ttl,
+                                        .seed = options_.seed});
+    if (auto started = announcer_->start(abort); !started) return started;
+    sources_.ready = true;
+    if (directory_) checkpoint_timer_.emplace(host_, options_.checkpoint_period);
+    return {};
+  }
+
+  void stop() {
+    const std::lock_guard once(stop_mutex_);
+    if (stopped_) return;
+    stopped_ = true;
+    const bool served = sources_.ready.exchange(false);
+    if (announcer_) announcer_->withdraw();
+    if (ports_.rpc) ports_.rpc->stop_accepting();
+    if (checkpoint_timer_) checkpoint_timer_->stop();
+    host_.stop(options_.shutdown_grace);
+    if (directory_ && served) write_last_checkpoints();
+    if (ports_.rpc) close_connections();
+    client_.stop();
+    if (ports_.dht) ports_.dht->stop();
+    work_.reset();
+    for (auto& thread : io_threads_) thread.join();
+  }
+
+  Result<void> checkpoint() { return host_.checkpoint(); }
+
+  std::uint16_t port() const noexcept { return ports_.rpc->port(); }
+  const net::PeerId& peer_id() const noexcept { return identity_.peer_id(); }
+  const std::vector<net::Endpoint>& announced() const noexcept { return announced_; }
+  std::vector<ExpertUid> experts() const { return host_.table().uids(); }
+  dht::Service& dht() noexcept { return *ports_.dht; }
+
+ private:
+  Result<void> bind() {
+    host_.table().set_loading(true);
+    const auto make_rpc = [this] {
+      net::RpcServerOptions rpc;
+      rpc.listen = options_.listen;
+      rpc.max_frame_bytes = options_.max_frame_bytes;
+      rpc.max_connections = options_.max_connections;
+      rpc.metrics = &registry_;
+      auto server = std::make_unique<net::RpcServer>(
+          io_, rpc, [this](net::IncomingCall call) { handler_.handle(std::move(call)); });
+      add_status_routes(*server, sources_);
+      return server;
+    };
+    dht::ServiceOptions dht;
+    dht.listen = options_.listen;
+    dht.initial_peers = options_.initial_peers;
+    if (directory_) dht.data_dir = directory_->path();
+    dht.join_timeout = options_.join_timeout;
+    auto ports = bind_ports(io_, identity_, dht, make_rpc);
+    if (!ports) return ports.error();
+    ports_ = std::move(*ports);
+    return {};
+  }
+
+  Result<void> join(const std::stop_token& abort) {
+    const auto answer = Arrival<Result<void>>::make();
+    ports_.dht->join([answer](Result<void> outcome) { answer->set(std::move(outcome)); });
+    const auto outcome = answer->wait(options_.join_timeout + std::chrono::seconds{5}, abort);
+    if (abort.stop_requested()) return Error{Errc::kCancelled, "the start was given up", {}};
+    const auto failed = outcome ? *outcome : Error{Errc::kUnavailable, "no initial peer answered", {}};
+    if (failed || !options_.allow_alone) return failed;
+    spdlog::warn("serving alone until an initial peer answers: {}", failed.error().message);
+    return {};
+  }
+
+  void write_last_checkpoints() {
+    if (auto written = host_.checkpoint(); !written) {
+      spdlog::error("the last checkpoints failed, earlier ones are intact: {}", written.error().message);
+    }
+  }
+
+  void close_connections() {
+    const auto closed = Arrival<bool>::make();
+    ports_.rpc->stop(kReplyGrace, [closed] { closed->set(true); });
+    closed->wait(kReplyGrace + std::chrono::seconds{1});
+  }
+
+  const ServerOptions options_;
+  const UidPattern pattern_;
+  std::optional<DataDirectory> directory_;
+  const net::Identity identity_;
+  asio::io_context io_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  net::Metrics registry_;
+  ServerMetrics metrics_;
+  ExpertHost host_;
+  CallHandler handler_;
+  StatusSources sources_;
+  net::RpcClient client_;  ///< For calls to itself and to rivals for a UID.
+  ServerPorts ports_;
+  std::vector<net::Endpoint> announced_;
+  std::optional<Announcer> announcer_;
+  std::optional<CheckpointTimer> checkpoint_timer_;
+  std::mutex stop_mutex_;
+  bool stopped_ = false;
+  std::vector<std::thread> io_threads_;
+};
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() = default;
+
+Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::stop_token abort) {
+  auto pattern = check_options(options);
+  if (!pattern) return pattern.error();
+  std::optional<DataDirectory> directory;
+  if (options.data_dir) {
+    auto opened = DataDirectory::open(*options.data_dir);
+    if (!opened) return opened.error();
+    directory = std::move(*opened);
+  }
+  auto identity = load_identity(options, directory);
+  if (!identity) return identity.error();
+  if (options.seed == 0) options.seed = random_seed();
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity);
+  if (auto started = impl->start(abort); !started) return started.error();
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+std::uint16_t Server::port() const noexcept { return impl_->port(); }
+const net::PeerId& Server::peer_id() const noexcept { return impl_->peer_id(); }
+const std::vector<net::Endpoint>& Server::announced() const noexcept { return impl_->announced(); }
+std::vector<ExpertUid> Server::experts() const { return impl_->experts(); }
+dht::Service& Server::dht() noexcept { return impl_->dht(); }
+Result<void> Server::checkpoint() { return impl_->checkpoint(); }
+void Server::stop() { impl_->stop(); }
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,45 @@
+// What a server counts about its experts, for /metrics.
+#pragma once
+
+#include "expert_server/runtime.hpp"
+#include "net/metrics.hpp"
+
+#include <array>
+#include <cstddef>
+
+namespace dmoe::expert_server {
+
+/// Thread-safe.
+class ServerMetrics {
+ public:
+  explicit ServerMetrics(net::Metrics& metrics);
+
+  void answered(Direction direction, const Error* error);  ///< `error`: null for success.
+  void batch(const BatchReport& report);
+  void dropped(std::size_t tasks);
+  void checkpoint(bool written, double seconds);
+  void set_load(const Runtime::Load& load, std::size_t experts);
+
+ private:
+  static constexpr std::size_t kOutcomes = 9;  ///< Success, and each Errc by its number.
+
+  struct PerDirection {
+    std::array<prometheus::Counter*, kOutcomes> calls{};
+    prometheus::Counter* rows = nullptr;
+    prometheus::Counter* device_seconds = nullptr;
+    prometheus::Histogram* batch_rows = nullptr;
+    prometheus::Histogram* queue_seconds = nullptr;
+  };
+
+  std::array<PerDirection, 2> directions_;
+  prometheus::Counter& updates_;
+  prometheus::Counter& dropped_;
+  prometheus::Counter& checkpoints_written_;
+  prometheus::Counter& checkpoints_failed_;
+  prometheus::Gauge& checkpoint_seconds_;
+  prometheus::Gauge& queued_calls_;
+  prometheus::Gauge& queued_rows_;
+  prometheus::Gauge& experts_;
+};
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,27 @@
+// SHA-256 of bytes that arrive in pieces.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+struct evp_md_ctx_st;
+
+namespace dmoe::expert_server {
+
+class Sha256Stream {
+ public:
+  Sha256Stream();
+  void add(std::span<const std::uint8_t> bytes);
+  /// 64 lower-case hexadecimal digits. Ends the stream.
+  std::string finish_hex();
+
+ private:
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const noexcept;
+  };
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
+};
+
+}  // namespace dmoe::expert_server

@@ -1,0 +1,50 @@
+#include "expert_server/status_routes.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace dmoe::expert_server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+net::HttpResponse json_response(const Json& json) { return {200, "application/json", json.dump() + "\n"}; }
+
+net::HttpResponse readiness(const StatusSources& sources) {
+  if (sources.ready) return {200, "text/plain; charset=utf-8", "ready\n"};
+  return {503, "text/plain; charset=utf-8", "not ready: experts are not announced\n"};
+}
+
+net::HttpResponse status(const StatusSources& sources) {
+  const auto load = sources.host.runtime().load();
+  return json_response({{"peer_id", sources.peer_id},
+                        {"ready", sources.ready.load()},
+                        {"experts", sources.host.table().uids().size()},
+                        {"queued_calls", load.tasks},
+                        {"queued_rows", load.rows}});
+}
+
+net::HttpResponse experts(const StatusSources& sources) {
+  auto list = Json::array();
+  for (const auto& expert : sources.host.table().all()) {
+    const auto& backend = *expert->backend;
+    list.push_back({{"uid", backend.uid_text()},
+                    {"architecture", backend.description().architecture},
+                    {"hidden_dim", backend.description().hidden_dim},
+                    {"max_batch_size", backend.max_batch_size()},
+                    {"updates", backend.updates()},
+                    {"gradient_norm", backend.last_gradient_norm()}});
+  }
+  return json_response(list);
+}
+
+}  // namespace
+
+void add_status_routes(net::RpcServer& server, const StatusSources& sources) {
+  server.route("/healthz", [] { return net::HttpResponse{200, "text/plain; charset=utf-8", "ok\n"}; });
+  server.route("/readyz", [&sources] { return readiness(sources); });
+  server.route("/metrics", net::metrics_route(sources.metrics));
+  server.route("/api/v1/status", [&sources] { return status(sources); });
+  server.route("/api/v1/experts", [&sources] { return experts(sources); });
+}
+
+}  // namespace dmoe::expert_server
