@@ -1,0 +1,22 @@
+// What the machine's own sockets can do: the floor that calls are measured against.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace dmoe::bench {
+
+struct Latency {
+  double p50_us = 0;
+  double p99_us = 0;
+  std::size_t samples = 0;
+};
+
+/// Round trips of `bytes` each way over a loopback TCP connection between two threads with blocking reads.
+Latency tcp_echo(std::size_t bytes, std::chrono::duration<double> duration);
+
+/// Bytes per second, in 1e9, of messages of `bytes` one way; each is acknowledged by one byte, as a call is by its
+/// reply.
+double tcp_stream_gb_per_s(std::size_t bytes, std::chrono::duration<double> duration);
+
+}  // namespace dmoe::bench
