@@ -22,9 +22,9 @@ namespace net {
 class RpcClient;
 }
 namespace gating {
-class BanList;
 class BeamSearch;
-}  // namespace gating
+}
+class ServerHealth;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
 class ClientOptions {
@@ -89,24 +89,16 @@ class Client {
   // Below: for the layers of this folder and for tools that call experts themselves.
 
   net::RpcClient& rpc() noexcept;
-  /// Experts and servers that failed lately. Shared by all layers.
-  gating::BanList& bans() noexcept;
+  std::size_t max_frame_bytes() const noexcept;
+  /// Which servers answer, where, and who is left alone for a while. Shared by all layers.
+  ServerHealth& health() noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.
   std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
 
-  /// The endpoint at which `server` is to be called now: its first, or the next after one that was unreachable.
-  net::Endpoint endpoint_of(const dht::ServerAddress& server) const;
-  /// Says that calls to `server` failed as unreachable: its next endpoint gets a try, then the server is banned, and
-  /// let in again when it announces itself or answers a background call after the ban time.
-  void report_unreachable(const std::shared_ptr<const dht::ServerAddress>& server, const net::Endpoint& endpoint,
-                          const ExpertUid& probe);
-  /// Says that a server missed every call of a step (it may hang): banned likewise.
-  void report_silent(const std::shared_ptr<const dht::ServerAddress>& server, const ExpertUid& probe);
-
  private:
   class Impl;
-  explicit Client(std::shared_ptr<Impl> impl);
-  std::shared_ptr<Impl> impl_;  // Shared: background probes in flight hold it weakly.
+  explicit Client(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace dmoe

@@ -18,6 +18,8 @@
 
 namespace dmoe {
 
+class LayerCounters;
+
 /// Settings of a DMoE layer: `DMoEOptions(512, {32, 32}, "ffn").k_best(4).k_min(1)`.
 struct DMoEOptions {
   DMoEOptions(std::int64_t in_features, std::vector<std::int64_t> grid, std::string prefix)
@@ -99,10 +101,16 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   gating::ProductKeyGate gate{nullptr};
 
  private:
-  class Counters;
+  struct Rows;
+  Rows flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const;
+  std::vector<torch::Tensor> search_logits(const std::vector<torch::Tensor>& logits) const;
+  torch::Tensor mix(const std::vector<torch::Tensor>& logits, const torch::Tensor& cells, const torch::Tensor& answered,
+                    const torch::Tensor& outputs) const;
+
   std::shared_ptr<Client> client_;
   DMoEOptions options_;
-  std::shared_ptr<Counters> counters_;  // Shared with the autograd nodes of passes in flight.
+  std::shared_ptr<gating::BeamSearch> search_;  // Shared with layers of the same grid.
+  std::shared_ptr<LayerCounters> counters_;     // Shared with the autograd nodes of passes in flight.
 };
 TORCH_MODULE(DMoE);
 

@@ -34,6 +34,7 @@ struct LayerStats {
 struct CallReport {
   ExpertUid uid;
   std::string server;  ///< "host:port"
+  bool backward = false;
   std::int64_t rows = 0;
   std::uint64_t bytes_sent = 0;        ///< Tensor bytes.
   std::uint64_t bytes_received = 0;    ///< Tensor bytes.

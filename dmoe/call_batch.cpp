@@ -1,0 +1,167 @@
+#include "dmoe/call_batch.hpp"
+
+#include "net/tensor_codec.hpp"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+
+namespace dmoe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMessageOverhead = 4'096;  ///< Of a frame beside its tensors' bytes, for calls of usual size.
+
+std::uint64_t tensor_bytes(const ExpertCall& call) {
+  std::uint64_t bytes = 0;
+  for (const auto& tensor : call.inputs) bytes += tensor.nbytes();
+  for (const auto& tensor : call.grad_outputs) bytes += tensor.nbytes();
+  return bytes;
+}
+
+/// RpcClient takes an exception from `fill` for "cannot be encoded" and fails the calls of the frame with it.
+void encode(const std::vector<at::Tensor>& tensors, capnp::List<net::schema::Tensor>::Builder builder,
+            net::Attachments& attachments) {
+  const auto encoded = net::encode_tensors(tensors, builder, attachments);
+  if (encoded.has_error()) throw std::invalid_argument(encoded.error().message);
+}
+
+void fill(const ExpertCall& call, net::schema::Call::Builder builder, net::Attachments& attachments) {
+  const auto inputs = static_cast<unsigned>(call.inputs.size());
+  if (call.grad_outputs.empty()) {
+    auto forward = builder.initForward();
+    forward.setUid(to_string(call.uid));
+    forward.setRngSeed(call.seed);
+    encode(call.inputs, forward.initInputs(inputs), attachments);
+    return;
+  }
+  auto backward = builder.initBackward();
+  backward.setUid(to_string(call.uid));
+  backward.setRngSeed(call.seed);
+  encode(call.inputs, backward.initInputs(inputs), attachments);
+  encode(call.grad_outputs, backward.initGradOutputs(static_cast<unsigned>(call.grad_outputs.size())), attachments);
+}
+
+}  // namespace
+
+Result<void> check_sendable(const at::Tensor& tensor) {
+  if (!tensor.defined()) return Error{Errc::kInvalidArgument, "an input is undefined", {}};
+  if (tensor.layout() != at::kStrided) {
+    return Error{Errc::kInvalidArgument, "only dense tensors can be sent to experts; call to_dense() first", {}};
+  }
+  if (tensor.dim() > static_cast<std::int64_t>(net::kMaxTensorDimensions)) {
+    return Error{Errc::kInvalidArgument,
+                 "a tensor with " + std::to_string(tensor.dim()) + " dimensions cannot be sent; at most " +
+                     std::to_string(net::kMaxTensorDimensions),
+                 {}};
+  }
+  const auto dtype = net::to_wire(tensor.scalar_type());
+  if (dtype.has_error()) return dtype.error();
+  return {};
+}
+
+CallBatch::CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline)
+    : rpc_(rpc), max_frame_bytes_(max_frame_bytes), deadline_(deadline), inbox_(std::make_shared<Inbox>()) {}
+
+CallBatch::~CallBatch() { cancel_rest(); }
+
+void CallBatch::send(std::vector<ExpertCall> calls) {
+  std::map<net::Endpoint, std::vector<std::size_t>> by_endpoint;
+  for (auto& call : calls) {
+    by_endpoint[call.endpoint].push_back(calls_.size());
+    calls_.push_back({std::move(call), 0, Clock::now(), {}, 0});
+  }
+  outstanding_ += calls.size();
+  for (const auto& [endpoint, indices] : by_endpoint) {
+    std::vector<std::size_t> frame;
+    std::size_t bytes = 0;
+    for (const auto index : indices) {
+      const std::size_t more = tensor_bytes(calls_[index].call) + kMessageOverhead;
+      if (!frame.empty() && bytes + more > max_frame_bytes_) {
+        send_frame(endpoint, frame);
+        frame.clear();
+        bytes = 0;
+      }
+      frame.push_back(index);
+      bytes += more;
+    }
+    send_frame(endpoint, frame);
+  }
+}
+
+void CallBatch::send_frame(const net::Endpoint& endpoint, const std::vector<std::size_t>& indices) {
+  std::vector<net::CallSpec> specs;
+  specs.reserve(indices.size());
+  for (const auto index : indices) specs.push_back(spec_of(index));
+  const auto ids = rpc_.start(endpoint, std::move(specs));
+  for (std::size_t i = 0; i < indices.size(); ++i) calls_[indices[i]].id = ids[i];
+  ++frames_;
+}
+
+net::CallSpec CallBatch::spec_of(std::size_t index) {
+  net::CallSpec spec;
+  spec.deadline = deadline_;
+  // Runs inside `start`, so the call lies where it is now.
+  spec.fill = [call = &calls_[index].call](net::schema::Call::Builder builder, net::Attachments& attachments) {
+    fill(*call, builder, attachments);
+  };
+  spec.on_reply = [inbox = inbox_, index](Result<net::IncomingReply> reply) {
+    {
+      const std::lock_guard lock(inbox->mutex);
+      inbox->replies.emplace_back(index, std::move(reply));
+    }
+    inbox->arrived.notify_one();
+  };
+  return spec;
+}
+
+std::vector<Answer> CallBatch::wait(TimePoint until) {
+  std::vector<std::pair<std::size_t, Result<net::IncomingReply>>> replies;
+  const auto start = Clock::now();
+  {
+    std::unique_lock lock(inbox_->mutex);
+    inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
+    replies.swap(inbox_->replies);
+  }
+  const auto now = Clock::now();
+  blocked_ += now - start;
+  std::vector<Answer> answers;
+  answers.reserve(replies.size());
+  for (auto& [index, reply] : replies) {
+    calls_[index].answered = now;
+    --outstanding_;
+    answers.push_back({index, decode(index, reply)});
+  }
+  return answers;
+}
+
+Result<std::vector<at::Tensor>> CallBatch::decode(std::size_t index, const Result<net::IncomingReply>& reply) {
+  if (reply.has_error()) return reply.error();
+  const auto reader = reply->reader();
+  if (reader.isError()) return net::read_error(reader.getError());
+  const bool backward = !calls_[index].call.grad_outputs.empty();
+  if (backward ? !reader.isBackward() : !reader.isForward()) {
+    return Error{Errc::kInternal, "the server answered another question than was asked", {}};
+  }
+  auto tensors = net::decode_tensors(backward ? reader.getBackward() : reader.getForward(), reply->frame());
+  if (tensors.has_error())
+    return Error{Errc::kInternal, "an answer that cannot be read: " + tensors.error().message, {}};
+  for (const auto& tensor : *tensors) calls_[index].bytes_received += tensor.nbytes();
+  return tensors;
+}
+
+void CallBatch::cancel_rest() {
+  if (outstanding_ == 0) return;
+  for (auto& sent : calls_) {
+    if (!sent.answered) rpc_.cancel(sent.id);
+  }
+}
+
+std::chrono::nanoseconds CallBatch::waited(std::size_t index) const {
+  return calls_[index].answered.value_or(Clock::now()) - calls_[index].sent;
+}
+
+std::uint64_t CallBatch::bytes_sent(std::size_t index) const { return tensor_bytes(calls_[index].call); }
+
+}  // namespace dmoe

@@ -1,0 +1,54 @@
+// The inside of Client: its thread, connections and shared knowledge. Private to dmoe/.
+#pragma once
+
+#include "dmoe/client.hpp"
+#include "dmoe/server_health.hpp"
+#include "gating/beam_search.hpp"
+#include "net/rpc_client.hpp"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace dmoe {
+
+class Client::Impl {
+ public:
+  explicit Impl(const ClientOptions& options);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  /// @param stop ends the directory's I/O; called once, while the I/O thread still runs.
+  void use_directory(std::shared_ptr<dht::PrefixResolver> resolver, std::function<void()> stop);
+
+  boost::asio::io_context& io() noexcept { return io_; }
+  net::RpcClient& rpc() noexcept { return rpc_; }
+  ServerHealth& health() noexcept { return health_; }
+  dht::PrefixResolver& resolver() noexcept { return *resolver_; }
+  std::size_t max_frame_bytes() const noexcept { return max_frame_bytes_; }
+  std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
+
+ private:
+  const std::size_t max_frame_bytes_;
+  const std::chrono::milliseconds directory_ttl_;
+  boost::asio::io_context io_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  net::RpcClient rpc_;
+  ServerHealth health_;
+  std::shared_ptr<dht::PrefixResolver> resolver_;  // Shared with the beam searches.
+  std::function<void()> stop_directory_;
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::vector<std::size_t>>, std::shared_ptr<gating::BeamSearch>>
+      searches_;        // Guarded by mutex_. Shared with the layers.
+  std::thread thread_;  // Runs io_. Last: uses the members above.
+};
+
+}  // namespace dmoe

@@ -1,0 +1,199 @@
+#include "dmoe/dmoe.hpp"
+
+#include "dmoe/backward_pass.hpp"
+#include "dmoe/finite.hpp"
+#include "dmoe/forward_pass.hpp"
+#include "dmoe/layer_counters.hpp"
+#include "dmoe/remote_node.hpp"
+#include "gating/beam_search.hpp"
+
+#include <torch/torch.h>
+
+#include <ostream>
+#include <sstream>
+
+namespace dmoe {
+namespace {
+
+/// Far below any logit, but finite: a row without answers must not turn into NaN, nor its gradient.
+constexpr double kNoAnswer = -1e30;
+
+[[noreturn]] void refuse(const std::string& message) { throw Exception({Errc::kInvalidArgument, message, {}}); }
+
+void check(const DMoEOptions& options) {
+  if (!is_grid_name(options.prefix())) {
+    refuse("DMoE: '" + options.prefix() + "' is not a grid name; write letters, digits, _, ~ or -, such as ffn");
+  }
+  if (options.in_features() <= 0 || options.out_features() <= 0)
+    refuse("DMoE: in_features and out_features must be above 0");
+  if (options.k_best() <= 0) refuse("DMoE: k_best must be above 0, not " + std::to_string(options.k_best()));
+  if (options.k_min() < 0 || options.k_min() > options.k_best()) {
+    refuse("DMoE: k_min must lie between 0 and k_best, not " + std::to_string(options.k_min()));
+  }
+  if (options.grid().size() > kMaxGridDimensions) refuse("DMoE: a grid has at most 8 dimensions");
+}
+
+std::string sizes_text(const torch::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace
+
+/// The input as rows, and how to get back.
+struct DMoEImpl::Rows {
+  std::vector<torch::Tensor> inputs;       ///< [R, …] each, part of the caller's graph.
+  std::vector<torch::Tensor> sent;         ///< The same values: CPU, contiguous, no graph.
+  torch::Tensor gate_input;                ///< [R, in_features]
+  std::vector<std::int64_t> row_shape;     ///< Of one row's output.
+  std::vector<std::int64_t> output_shape;  ///< Of the layer's output.
+};
+
+DMoEImpl::DMoEImpl(std::shared_ptr<Client> client, DMoEOptions options)
+    : client_(std::move(client)), options_(std::move(options)) {
+  if (!client_) refuse("DMoE: the client is null; make one with dmoe::Client::connect");
+  check(options_);
+  reset();
+}
+
+DMoEImpl::~DMoEImpl() = default;
+
+void DMoEImpl::reset() {
+  gate = register_module(
+      "gate", gating::ProductKeyGate(gating::ProductKeyGateOptions(options_.in_features(), options_.grid())));
+  const auto& grid = options_.grid();
+  search_ = client_->beam_search(options_.prefix(), std::vector<std::size_t>(grid.begin(), grid.end()));
+  counters_ = std::make_shared<LayerCounters>();
+}
+
+void DMoEImpl::pretty_print(std::ostream& stream) const {
+  stream << "dmoe::DMoE(in_features=" << options_.in_features() << ", out_features=" << options_.out_features()
+         << ", grid=" << options_.prefix() << "[";
+  for (std::size_t d = 0; d < options_.grid().size(); ++d) stream << (d > 0 ? ", " : "") << options_.grid()[d];
+  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min() << ")";
+}
+
+torch::Tensor DMoEImpl::forward(const torch::Tensor& input) { return forward_with(input, {}); }
+
+torch::Tensor DMoEImpl::forward_with(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) {
+  const auto rows = flatten(input, extra);
+  const auto weight_type = gate->projection->weight.scalar_type();
+  const auto logits = gate->forward(rows.gate_input.to(weight_type));
+  const auto detached = search_logits(logits);
+
+  std::vector<torch::Tensor> outputs(1);
+  MixtureAnswers answers;
+  {
+    const torch::NoGradGuard no_grad;
+    ForwardPass pass(*client_, *search_, options_, rows.sent, detached, rows.row_shape);
+    const auto account = [&](bool returned) {
+      counters_->update([&](LayerStats& stats) {
+        pass.pass().add_to(stats);
+        stats.forwards += returned ? 1U : 0U;
+        stats.rows += static_cast<std::uint64_t>(rows.sent.front().size(0));
+        stats.rows_dropped += pass.rows_dropped();
+        stats.answers_dropped += pass.answers_dropped();
+        stats.searches_cut_short += pass.cut_short() ? 1U : 0U;
+      });
+      counters_->set_last_call(pass.pass().reports());
+    };
+    try {
+      answers = pass.run();
+    } catch (const Exception&) {
+      account(false);
+      throw;
+    }
+    account(true);
+    outputs[0] = std::exchange(answers.outputs, {});
+  }
+  const auto cells = answers.cells;
+  const auto answered = answers.answered;
+  bool wanted = is_training();
+  for (const auto& tensor : rows.inputs) wanted = wanted || tensor.requires_grad();
+  if (wanted && !answers.calls.empty()) {
+    const BackwardLimits limits{options_.backward_k_min(), options_.backward_timeout(), options_.timeout_after_k_min()};
+    record_remote("DMoE", outputs, rows.inputs,
+                  [client = client_, counters = counters_, limits,
+                   kept = std::make_shared<const MixtureAnswers>(std::move(answers))](const auto& grad_outputs) {
+                    BackwardPass pass(*client, limits, *kept, grad_outputs.front());
+                    auto gradients = pass.run();
+                    counters->update([&](LayerStats& stats) {
+                      pass.pass().add_to(stats);
+                      ++stats.backwards;
+                    });
+                    counters->add_to_last_call(pass.pass().reports());
+                    return gradients;
+                  });
+  }
+  const auto mixed = mix(logits, cells, answered, outputs[0].to(rows.inputs.front().device()));
+  return mixed.to(input.scalar_type()).reshape(rows.output_shape);
+}
+
+DMoEImpl::Rows DMoEImpl::flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const {
+  if (!input.defined() || input.dim() < 2 || input.size(-1) != options_.in_features() || !input.is_floating_point()) {
+    refuse(
+        "DMoE: the input must be a floating tensor [B, " + std::to_string(options_.in_features()) + "] or [..., " +
+        std::to_string(options_.in_features()) + "], not " +
+        (input.defined() ? sizes_text(input) + " of " + std::string(c10::toString(input.scalar_type())) : "undefined"));
+  }
+  Rows rows;
+  rows.output_shape = input.sizes().vec();
+  rows.output_shape.back() = options_.out_features();
+  if (options_.per_token() || input.dim() == 2) {
+    rows.inputs.push_back(input.reshape({-1, options_.in_features()}));
+    rows.gate_input = rows.inputs.front();
+    rows.row_shape = {options_.out_features()};
+  } else {
+    rows.inputs.push_back(input);
+    rows.gate_input = input.flatten(1, -2).mean(1);
+    rows.row_shape.assign(rows.output_shape.begin() + 1, rows.output_shape.end());
+  }
+  const auto count = rows.inputs.front().size(0);
+  for (const auto& tensor : extra) {
+    if (!tensor.defined() || tensor.dim() < 1 || tensor.size(0) != count) {
+      refuse("DMoE: every extra input needs " + std::to_string(count) + " rows, like the flattened input");
+    }
+    rows.inputs.push_back(tensor);
+  }
+  for (const auto& tensor : rows.inputs) {
+    const auto sendable = check_sendable(tensor);
+    if (sendable.has_error()) throw Exception(sendable.error());
+    rows.sent.push_back(tensor.detach().to(torch::kCPU).contiguous());
+  }
+  return rows;
+}
+
+std::vector<torch::Tensor> DMoEImpl::search_logits(const std::vector<torch::Tensor>& logits) const {
+  std::vector<torch::Tensor> result;
+  for (const auto& dimension : logits) {
+    result.push_back(dimension.detach().to(torch::kCPU, torch::kFloat).contiguous());
+    if (!all_finite(result.back())) {
+      refuse("DMoE: the gate's logits are not finite; the input or the gate's parameters hold NaN or Inf");
+    }
+  }
+  return result;
+}
+
+/// The weighted sum over each row's answers: [R, k, …] → [R, …].
+torch::Tensor DMoEImpl::mix(const std::vector<torch::Tensor>& logits, const torch::Tensor& cells,
+                            const torch::Tensor& answered, const torch::Tensor& outputs) const {
+  const auto device = logits.front().device();
+  const auto where = answered.to(device);
+  torch::Tensor weights;
+  if (options_.k_best() == 1) {
+    const auto log_probabilities = gating::cell_log_probabilities(logits, cells.to(device));
+    weights = (log_probabilities - log_probabilities.detach()).exp();
+  } else {
+    weights = gating::cell_logits(logits, cells.to(device)).masked_fill(~where, kNoAnswer).softmax(1);
+  }
+  weights = weights * where;
+  const auto dtype = at::promote_types(weights.scalar_type(), outputs.scalar_type());
+  const auto flat = outputs.flatten(2).to(dtype);
+  return weights.to(outputs.device(), dtype).unsqueeze(1).bmm(flat);
+}
+
+LayerStats DMoEImpl::stats() const { return counters_->stats(); }
+std::vector<CallReport> DMoEImpl::last_call() const { return counters_->last_call(); }
+
+}  // namespace dmoe

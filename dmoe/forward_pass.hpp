@@ -1,0 +1,104 @@
+// One forward pass of a DMoE layer over the network. Private to dmoe/.
+#pragma once
+
+#include "dmoe/dmoe.hpp"
+#include "dmoe/pass.hpp"
+#include "gating/beam_search.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace dmoe {
+
+/// The rows that one expert answered, kept for backward.
+struct AnsweredCall {
+  ExpertUid uid;
+  std::shared_ptr<const dht::ServerAddress> server;
+  std::vector<std::int64_t> places;  ///< row * k + rank, one per row of `inputs`.
+  std::vector<at::Tensor> inputs;    ///< CPU, contiguous, as they were sent.
+};
+
+/// What a forward pass came to. `k` is the number of ranks per row.
+struct MixtureAnswers {
+  std::int64_t rows = 0;
+  std::int64_t k = 0;
+  std::uint64_t seed = 0;
+  at::Tensor outputs;   ///< [rows, k, out…] CPU, of the input's dtype; zero where nobody answered.
+  at::Tensor answered;  ///< [rows, k] bool, CPU.
+  at::Tensor cells;     ///< [rows, k, D] int64, CPU: the experts' coordinates; zeros where there is none.
+  std::vector<AnsweredCall> calls;
+};
+
+/// Chooses, calls and collects. Belongs to one thread.
+class ForwardPass {
+ public:
+  /// @param inputs CPU, contiguous; [rows, …] each. @param logits CPU, contiguous, float32; one [rows, grid[d]] per
+  /// dimension. @param row_shape an expert's output for one row. All outlive the pass.
+  ForwardPass(Client& client, gating::BeamSearch& search, const DMoEOptions& options,
+              const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& logits,
+              std::vector<std::int64_t> row_shape);
+
+  /// @throws Exception when rows are below k_min and zeros are not allowed.
+  MixtureAnswers run();
+
+  const Pass& pass() const noexcept { return pass_; }
+  std::uint64_t rows_dropped() const noexcept { return rows_dropped_; }
+  std::uint64_t answers_dropped() const noexcept { return answers_dropped_; }
+  bool cut_short() const noexcept { return cut_short_; }
+
+ private:
+  static constexpr std::int64_t kFree = -1;
+  enum class Rank : std::uint8_t { kEmpty, kPending, kAnswered };
+
+  struct Assignment {
+    std::uint32_t expert;  ///< Of the search's result.
+    std::int64_t row;
+    std::int64_t rank;
+  };
+
+  void choose_all();
+  void replace_lost();
+  gating::BeamResult search(const std::vector<std::int64_t>& rows, std::size_t k);
+  bool was_tried(std::int64_t row, const ExpertUid& uid) const;
+  void launch(std::vector<Assignment> assignments, const gating::BeamResult& found);
+  ExpertCall make_call(const gating::LiveExpert& expert, const std::vector<at::Tensor>& gathered, std::int64_t begin,
+                       std::int64_t count) const;
+  Result<void> accept(std::size_t call, const std::vector<at::Tensor>& tensors);
+  void reject(std::size_t call);
+  void settle_rows();
+  [[noreturn]] void fail_row(std::int64_t row) const;
+  MixtureAnswers collect();
+
+  Client& client_;
+  gating::BeamSearch& search_;
+  const DMoEOptions& options_;
+  const std::vector<at::Tensor>& inputs_;
+  const std::vector<at::Tensor>& logits_;
+  const std::vector<std::int64_t> row_shape_;
+  const std::int64_t rows_;
+  const std::int64_t k_;
+  const CallBatch::TimePoint start_;
+  const CallBatch::TimePoint deadline_;
+  const std::uint64_t seed_;
+
+  Pass pass_;
+  RowQuorum quorum_;
+  at::Tensor outputs_;
+  std::vector<Rank> ranks_;                          // rows × k.
+  std::vector<std::vector<std::int64_t>> places_;    // Of each call: row * k + rank, one per row.
+  std::vector<std::vector<std::size_t>> row_calls_;  // Of each row that lost answers: its calls so far.
+  std::vector<std::int64_t> lost_rows_;              // To be replaced.
+  std::vector<std::uint8_t> replaced_;               // Per row.
+  std::vector<std::int64_t> cells_;                  // rows × k × D.
+  std::size_t known_experts_ = 0;
+  std::size_t unanswered_lookups_ = 0;
+  std::uint64_t rows_dropped_ = 0;
+  std::uint64_t answers_dropped_ = 0;
+  bool cut_short_ = false;
+};
+
+}  // namespace dmoe

@@ -1,0 +1,139 @@
+#include "dmoe/pass.hpp"
+
+#include "dmoe/server_health.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace dmoe {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kConspicuousWait{100};
+
+}  // namespace
+
+void Pass::send(std::vector<ExpertCall> calls) {
+  failures_.resize(batch_.size() + calls.size());
+  batch_.send(std::move(calls));
+}
+
+void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
+  last_useful_ = Clock::now();
+  std::optional<Clock::time_point> end_of_grace;
+  while (batch_.outstanding() > 0 && !abandoned_) {
+    if (quorum.met() && !end_of_grace) end_of_grace = Clock::now() + limits_.grace;
+    auto answers = batch_.wait(end_of_grace ? std::min(*end_of_grace, limits_.deadline) : limits_.deadline);
+    if (answers.empty()) break;
+    for (auto& answer : answers) take(answer, events);
+    if (events.after_answers) events.after_answers();
+  }
+  if (batch_.outstanding() == 0) return;
+  lost_ = Clock::now() - last_useful_;
+  batch_.cancel_rest();
+  fail_rest(events);
+}
+
+void Pass::take(Answer& answer, const PassEvents& events) {
+  const auto& call = batch_.call(answer.call);
+  std::optional<Error> error;
+  if (answer.tensors.has_error()) {
+    error = answer.tensors.error();
+  } else if (const auto used = events.on_answer(answer.call, *answer.tensors); used.has_error()) {
+    error = used.error();
+  }
+  if (!error) {
+    last_useful_ = Clock::now();
+    slowest_answer_ = std::max(slowest_answer_, batch_.waited(answer.call));
+    client_.health().answered(*call.server);
+    return;
+  }
+  client_.health().failed(call.uid, call.server, call.endpoint, *error);
+  failures_[answer.call] = std::move(error);
+  events.on_failure(answer.call);
+}
+
+void Pass::fail_rest(const PassEvents& events) {
+  std::vector<std::size_t> rest;
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (!batch_.is_outstanding(i)) continue;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(batch_.waited(i));
+    failures_[i] = Error{Errc::kDeadlineExceeded, "no answer in " + std::to_string(waited.count()) + " ms", {}};
+    rest.push_back(i);
+  }
+  if (!abandoned_) blame_silent();
+  for (const auto i : rest) events.on_failure(i);
+}
+
+/// A server that answered something is alive, so only its late experts are left alone.
+void Pass::blame_silent() {
+  std::map<net::PeerId, bool> answered;
+  for (std::size_t i = 0; i < batch_.size(); ++i) answered[batch_.call(i).server->peer] |= !batch_.is_outstanding(i);
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (!batch_.is_outstanding(i) || !is_conspicuous(i)) continue;
+    const auto& call = batch_.call(i);
+    if (answered[call.server->peer]) {
+      client_.health().failed(call.uid, call.server, call.endpoint, *failures_[i]);
+    } else {
+      client_.health().silent(call.uid, call.server);
+      answered[call.server->peer] = true;  // Said once; its other experts are banned with it.
+    }
+  }
+}
+
+/// A pass that may end early leaves stragglers behind which are merely slower than others: no reason for a ban.
+bool Pass::is_conspicuous(std::size_t call) const {
+  return batch_.waited(call) >= std::max<std::chrono::nanoseconds>(4 * slowest_answer_, kConspicuousWait);
+}
+
+std::string Pass::describe_failures(const std::vector<std::size_t>& calls, std::size_t most) const {
+  std::string text;
+  std::size_t listed = 0;
+  for (const auto i : calls) {
+    if (!failures_[i]) continue;
+    if (listed++ == most) return text + "; …";
+    const auto& call = batch_.call(i);
+    text += (text.empty() ? "" : "; ") + to_string(call.uid) + " on " + to_string(call.endpoint) + ": " +
+            describe(*failures_[i]);
+  }
+  return text;
+}
+
+void Pass::add_to(LayerStats& stats) const {
+  stats.calls += batch_.size();
+  stats.frames += batch_.frames();
+  stats.waited += batch_.blocked();
+  stats.lost_to_failures += lost_;
+  for (const auto& failure : failures_) {
+    if (!failure) continue;
+    ++stats.failed_calls;
+    ++stats.failed_by_code.at(static_cast<std::size_t>(failure->code));
+  }
+}
+
+std::vector<CallReport> Pass::reports() const {
+  std::vector<CallReport> reports;
+  reports.reserve(batch_.size());
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    const auto& call = batch_.call(i);
+    CallReport report;
+    report.uid = call.uid;
+    report.server = to_string(call.endpoint);
+    report.backward = !call.grad_outputs.empty();
+    report.rows = call.rows();
+    report.bytes_sent = batch_.bytes_sent(i);
+    report.bytes_received = batch_.bytes_received(i);
+    report.waited = batch_.waited(i);
+    report.answered = !failures_[i];
+    if (failures_[i]) {
+      report.code = failures_[i]->code;
+      report.message = failures_[i]->message;
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+}  // namespace dmoe

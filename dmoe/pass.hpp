@@ -1,0 +1,72 @@
+// What a layer's forward and backward passes share: how they wait, and how they account for it. Private to dmoe/.
+#pragma once
+
+#include "dmoe/call_batch.hpp"
+#include "dmoe/client.hpp"
+#include "dmoe/row_quorum.hpp"
+#include "dmoe/stats.hpp"
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dmoe {
+
+/// When a pass ends.
+struct PassLimits {
+  CallBatch::TimePoint deadline;
+  std::chrono::milliseconds grace{0};  ///< After every row has what it needs.
+};
+
+/// What a pass does with its calls. Called on the thread of `Pass::run`.
+struct PassEvents {
+  /// An answer came: uses it, or says what is wrong with it.
+  std::function<Result<void>(std::size_t call, const std::vector<at::Tensor>& tensors)> on_answer;
+  /// The call gave no usable answer.
+  std::function<void(std::size_t call)> on_failure;
+  /// All answers that were there have been handled: the moment to send replacements.
+  std::function<void()> after_answers;
+};
+
+/// The calls of one pass with what became of them. Failures are reported to the client's ServerHealth as they happen.
+class Pass {
+ public:
+  Pass(Client& client, PassLimits limits)
+      : client_(client), limits_(limits), batch_(client.rpc(), client.max_frame_bytes(), limits.deadline) {}
+
+  CallBatch& batch() noexcept { return batch_; }
+  const CallBatch& batch() const noexcept { return batch_; }
+  void send(std::vector<ExpertCall> calls);
+
+  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded.
+  void run(const RowQuorum& quorum, const PassEvents& events);
+
+  /// Ends `run` early, from one of its functions.
+  void abandon() noexcept { abandoned_ = true; }
+
+  const std::optional<Error>& failure(std::size_t call) const { return failures_[call]; }
+  /// "ffn.0.3 on 127.0.0.1:4000: unavailable: …" for at most `most` failed calls.
+  std::string describe_failures(const std::vector<std::size_t>& calls, std::size_t most = 4) const;
+
+  void add_to(LayerStats& stats) const;
+  std::vector<CallReport> reports() const;
+
+ private:
+  void take(Answer& answer, const PassEvents& events);
+  void fail_rest(const PassEvents& events);
+  void blame_silent();
+  bool is_conspicuous(std::size_t call) const;
+
+  Client& client_;
+  const PassLimits limits_;
+  CallBatch batch_;
+  std::vector<std::optional<Error>> failures_;  // One per call of the batch.
+  CallBatch::TimePoint last_useful_;
+  std::chrono::nanoseconds slowest_answer_{0};
+  std::chrono::nanoseconds lost_{0};
+  bool abandoned_ = false;
+};
+
+}  // namespace dmoe
