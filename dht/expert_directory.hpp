@@ -50,8 +50,9 @@ class ExpertDirectory final : public PrefixResolver {
                std::function<void(Result<std::vector<std::vector<std::shared_ptr<const ServerAddress>>>>)> handler);
 
   /// Every live expert of `grid` with `dimensions` dimensions, by a walk from the root prefix.
-  void list_grid(std::string grid, std::size_t dimensions, std::chrono::steady_clock::time_point deadline,
-                 std::function<void(Result<std::map<ExpertUid, std::vector<std::shared_ptr<const ServerAddress>>>>)> handler);
+  void list_grid(
+      std::string grid, std::size_t dimensions, std::chrono::steady_clock::time_point deadline,
+      std::function<void(Result<std::map<ExpertUid, std::vector<std::shared_ptr<const ServerAddress>>>>)> handler);
 
  private:
   class Impl;

@@ -28,8 +28,8 @@ struct PrefixListing {
     std::vector<std::shared_ptr<const ServerAddress>> servers;
   };
 
-  std::vector<Child> children;                     ///< Ascending by coordinate; empty: nothing lives below the prefix.
-  std::chrono::steady_clock::time_point expires;   ///< When the earliest of its records does; for an empty listing, now.
+  std::vector<Child> children;                    ///< Ascending by coordinate; empty: nothing lives below the prefix.
+  std::chrono::steady_clock::time_point expires;  ///< When the earliest of its records does; for an empty listing, now.
 };
 
 /// Lists prefixes. Implemented by ExpertDirectory over the DHT. Thread-safe.

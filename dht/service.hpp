@@ -22,11 +22,11 @@ namespace dmoe::dht {
 class Node;
 
 struct ServiceOptions {
-  net::Endpoint listen{"0.0.0.0", 0};               ///< UDP. Port 0: any free one.
-  std::vector<net::Endpoint> initial_peers;         ///< Names are resolved again at each attempt. Empty: a first node.
-  bool client_only = false;                         ///< Neither stores records nor enters other nodes' tables.
-  std::optional<std::filesystem::path> data_dir;    ///< RocksDB lies in `<data_dir>/dht`; none: records in memory.
-  std::chrono::milliseconds join_timeout{10'000};   ///< For the first contact; see `join`.
+  net::Endpoint listen{"0.0.0.0", 0};              ///< UDP. Port 0: any free one.
+  std::vector<net::Endpoint> initial_peers;        ///< Names are resolved again at each attempt. Empty: a first node.
+  bool client_only = false;                        ///< Neither stores records nor enters other nodes' tables.
+  std::optional<std::filesystem::path> data_dir;   ///< RocksDB lies in `<data_dir>/dht`; none: records in memory.
+  std::chrono::milliseconds join_timeout{10'000};  ///< For the first contact; see `join`.
 };
 
 struct ServiceStats {
@@ -34,7 +34,7 @@ struct ServiceStats {
   std::size_t stored_records = 0;
   std::uint64_t datagrams_sent = 0;
   std::uint64_t datagrams_received = 0;
-  std::uint64_t datagrams_refused = 0;   ///< Malformed, over a limit, or with a bad signature.
+  std::uint64_t datagrams_refused = 0;  ///< Malformed, over a limit, or with a bad signature.
 };
 
 /// Owns the node, its socket and its store, and runs them on one strand of `io`. Thread-safe.

@@ -1,0 +1,130 @@
+#include "dht/bootstrap.hpp"
+
+#include "dht/udp_network.hpp"
+
+#include <spdlog/spdlog.h>
+#include <boost/asio/bind_executor.hpp>
+#include <boost/asio/ip/address.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace dmoe::dht {
+namespace {
+
+using namespace std::chrono_literals;
+namespace asio = boost::asio;
+
+constexpr Duration kFirstPause = 2s;
+constexpr Duration kLongestPause = 15s;
+constexpr Duration kContactedPause = 60s;  // Names may change their addresses while all is well.
+
+}  // namespace
+
+Bootstrap::Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accepts, std::vector<net::Endpoint> peers,
+                     std::chrono::milliseconds timeout)
+    : node_(node),
+      clock_(std::move(clock)),
+      accepts_(accepts),
+      peers_(std::move(peers)),
+      timeout_(timeout),
+      resolver_(clock_->strand()),
+      pause_(kFirstPause) {}
+
+void Bootstrap::start(Handler handler) {
+  handler_ = std::move(handler);
+  if (peers_.empty()) return finish({});
+  clock_->schedule(clock_->now() + timeout_, [self = shared_from_this()] {
+    self->finish(
+        Error{Errc::kUnavailable,
+              "no initial peer answered within " + std::to_string(self->timeout_.count()) + " ms: " + self->reasons(),
+              {}});
+  });
+  resolve_all();
+}
+
+void Bootstrap::stop() {
+  stopped_ = true;
+  resolver_.cancel();
+  finish(Error{Errc::kCancelled, "the DHT service has stopped", {}});
+}
+
+void Bootstrap::resolve_all() {
+  if (stopped_) return;
+  addresses_.clear();
+  resolving_ = peers_.size();
+  for (const net::Endpoint& peer : peers_) resolve(peer);
+}
+
+void Bootstrap::resolve(const net::Endpoint& peer) {
+  boost::system::error_code error;
+  const auto literal = asio::ip::make_address(peer.host, error);
+  if (!error) {
+    take(peer, to_address({literal, peer.port}));
+    return one_less();
+  }
+  resolver_.async_resolve(
+      peer.host, std::to_string(peer.port), asio::ip::udp::resolver::numeric_service,
+      asio::bind_executor(clock_->strand(), [self = shared_from_this(), peer](const auto& failure, const auto& found) {
+        self->on_resolved(peer, failure, found);
+      }));
+}
+
+void Bootstrap::on_resolved(const net::Endpoint& peer, const boost::system::error_code& error,
+                            const asio::ip::udp::resolver::results_type& found) {
+  if (stopped_) return;
+  if (error) {
+    reasons_[peer] = "cannot resolve the name (" + error.message() + ")";
+  } else {
+    for (const auto& entry : found) take(peer, to_address(entry.endpoint()));
+  }
+  one_less();
+}
+
+void Bootstrap::take(const net::Endpoint& peer, const Address& address) {
+  const bool reachable = address.is_v4() ? accepts_.v4 : accepts_.v6;
+  if (!reachable) {
+    reasons_.try_emplace(
+        peer, std::string(address.is_v4() ? "IPv4" : "IPv6") + " address, but this node listens on the other kind");
+    return;
+  }
+  reasons_[peer] = "no answer";
+  if (std::find(addresses_.begin(), addresses_.end(), address) == addresses_.end()) addresses_.push_back(address);
+}
+
+void Bootstrap::one_less() {
+  if (--resolving_ != 0) return;
+  node_.bootstrap(
+      addresses_, [self = shared_from_this()] { self->on_contact(); },
+      [self = shared_from_this()](const Address& elsewhere) { self->on_conflict(elsewhere); });
+  const Duration pause = contacted_ ? kContactedPause : std::exchange(pause_, std::min(pause_ * 2, kLongestPause));
+  clock_->schedule(clock_->now() + pause, [self = shared_from_this()] { self->resolve_all(); });
+}
+
+void Bootstrap::on_contact() {
+  if (stopped_) return;
+  contacted_ = true;
+  finish({});
+}
+
+void Bootstrap::on_conflict(const Address& elsewhere) {
+  if (stopped_) return;
+  const std::string message = "identity " + net::short_string(node_.id()) + " is already in use at " +
+                              to_string(elsewhere) + ": give this node a key of its own (dmoe keygen)";
+  if (!std::exchange(conflict_told_, true)) spdlog::error("dht: {}", message);
+  finish(Error{Errc::kUnavailable, message, {}});
+}
+
+std::string Bootstrap::reasons() const {
+  std::string all;
+  for (const auto& [peer, reason] : reasons_) {
+    all += (all.empty() ? "" : "; ") + net::to_string(peer) + ": " + reason;
+  }
+  return all;
+}
+
+void Bootstrap::finish(Result<void> result) {
+  if (handler_) std::exchange(handler_, {})(std::move(result));
+}
+
+}  // namespace dmoe::dht

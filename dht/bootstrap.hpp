@@ -1,0 +1,64 @@
+// From the names of initial peers to a joined node. Private to dht.
+#pragma once
+
+#include "dht/asio_clock.hpp"
+#include "dht/node.hpp"
+#include "net/endpoint.hpp"
+
+#include <boost/asio/ip/udp.hpp>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dmoe::dht {
+
+/// Resolves names (again at every attempt: their addresses change), hands all addresses to the node, and tells once how
+/// the first contact went. On the strand.
+class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
+ public:
+  /// Which addresses the socket can reach.
+  struct Accepts {
+    bool v4 = true;
+    bool v6 = true;
+  };
+  using Handler = std::function<void(Result<void>)>;
+
+  Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accepts, std::vector<net::Endpoint> peers,
+            std::chrono::milliseconds timeout);
+
+  void start(Handler handler);
+  /// Calls a waiting handler with kCancelled; nothing runs afterwards.
+  void stop();
+
+ private:
+  void resolve_all();
+  void resolve(const net::Endpoint& peer);
+  void on_resolved(const net::Endpoint& peer, const boost::system::error_code& error,
+                   const boost::asio::ip::udp::resolver::results_type& found);
+  void take(const net::Endpoint& peer, const Address& address);
+  void one_less();
+  void on_contact();
+  void on_conflict(const Address& elsewhere);
+  void finish(Result<void> result);
+  std::string reasons() const;
+
+  Node& node_;
+  std::shared_ptr<AsioClock> clock_;
+  Accepts accepts_;
+  std::vector<net::Endpoint> peers_;
+  std::chrono::milliseconds timeout_;
+  Handler handler_;
+  boost::asio::ip::udp::resolver resolver_;
+  std::vector<Address> addresses_;                // Of this round.
+  std::map<net::Endpoint, std::string> reasons_;  // Why a peer is not in contact, for the error.
+  std::size_t resolving_ = 0;
+  Duration pause_;
+  bool contacted_ = false;
+  bool conflict_told_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace dmoe::dht

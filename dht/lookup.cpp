@@ -1,0 +1,248 @@
+#include "dht/lookup.hpp"
+
+#include <algorithm>
+
+namespace dmoe::dht {
+namespace {
+
+constexpr std::size_t kMaxCandidates = 64;  // Per key: several times what a walk of ten thousand nodes needs.
+constexpr Duration kHedgeIsCheap = std::chrono::milliseconds{10};
+
+}  // namespace
+
+Lookup::Lookup(Context context, std::vector<Key> keys, LookupOptions options, OnKey on_key)
+    : context_(context), options_(options), on_key_(std::move(on_key)), searches_(keys.size()), open_(keys.size()) {
+  sources_.push_back({context_.self, 0, 0});
+  for (std::size_t i = 0; i < keys.size(); ++i) searches_[i].key = keys[i];
+}
+
+void Lookup::start(const std::vector<wire::NodeInfo>& seeds) {
+  for (Search& search : searches_) {
+    for (const auto& node : context_.table.closest(search.key.bytes, kBucketSize)) add(search, node, 0);
+    for (const auto& node : seeds) add(search, node, 0);
+  }
+  pump();
+}
+
+void Lookup::add(Search& search, const wire::NodeInfo& node, std::uint16_t source) {
+  if (node.id == context_.self) return;
+  auto& list = search.candidates;
+  const auto place = std::lower_bound(list.begin(), list.end(), node.id, [&](const Candidate& known, const NodeId& id) {
+    return closer(known.node.id.bytes, id.bytes, search.key.bytes);
+  });
+  if (place != list.end() && place->node.id == node.id) return;
+  if (list.size() >= kMaxCandidates) {
+    if (place == list.end() || list.back().state != State::kNew) return;
+    list.insert(place, Candidate{node, State::kNew, false, source});
+    list.pop_back();
+  } else {
+    list.insert(place, Candidate{node, State::kNew, false, source});
+  }
+  // What proved itself here goes before what a stranger says.
+  if (source == 0) return;
+  if (const Contact* contact = context_.table.find(node.id))
+    candidate(search, node.id)->node.address = contact->address;
+}
+
+std::uint16_t Lookup::source_of(const NodeId& id) {
+  const auto [entry, fresh] = source_index_.try_emplace(id, static_cast<std::uint16_t>(sources_.size()));
+  if (fresh && sources_.size() < 0xFFFF) sources_.push_back({id, 0, 0});
+  return std::min<std::uint16_t>(entry->second, static_cast<std::uint16_t>(sources_.size() - 1));
+}
+
+/// How many unanswered requests a key may have. Where a round trip is so short that asking the next one later costs
+/// nothing, one at a time is enough; silence widens the front.
+std::size_t Lookup::slots(const Search& search) const {
+  const RoundTrip& everybody = context_.book.everybody();
+  const bool near = everybody.known() && everybody.usual() < kHedgeIsCheap;
+  const std::size_t base =
+      options_.want_records && near ? std::max<std::size_t>(1, options_.quorum) : std::max(kAlpha, options_.quorum);
+  const auto silent = std::count_if(search.candidates.begin(), search.candidates.end(), [](const Candidate& c) {
+    return c.state == State::kSlow || c.state == State::kFailed;
+  });
+  return base + std::min<std::size_t>(static_cast<std::size_t>(silent), 3);
+}
+
+Lookup::Candidate* Lookup::next_to_ask(Search& search) {
+  const auto busy = std::count_if(search.candidates.begin(), search.candidates.end(),
+                                  [](const Candidate& c) { return c.state == State::kAsked; });
+  if (static_cast<std::size_t>(busy) >= slots(search)) return nullptr;
+  for (const bool even_suspect : {false, true}) {
+    std::size_t in_front = 0;
+    for (Candidate& next : search.candidates) {
+      if (next.state == State::kFailed || next.state == State::kSlow) continue;
+      if (next.state == State::kNew) {
+        if (even_suspect || !sources_[next.source].suspect()) return &next;
+        continue;
+      }
+      if (++in_front >= options_.width) break;
+    }
+  }
+  return nullptr;
+}
+
+bool Lookup::is_exhausted(const Search& search) const {
+  std::size_t answered = 0;
+  for (const Candidate& known : search.candidates) {
+    if (known.state == State::kFailed) continue;
+    if (known.state == State::kNew && sources_[known.source].suspect() && answered >= options_.width / 2) continue;
+    if (known.state != State::kAnswered) return false;
+    if (++answered >= options_.width) return true;
+  }
+  return true;
+}
+
+/// Replies that came in one burst are answered by one round of requests.
+void Lookup::pump_soon() {
+  if (pump_posted_) return;
+  if (searches_.size() == 1) return pump();
+  pump_posted_ = true;
+  context_.clock.post([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->pump_posted_ = false;
+    self->pump();
+  });
+}
+
+void Lookup::pump() {
+  const auto alive = shared_from_this();  // Reporting the last key may end the owner's interest.
+  std::vector<std::pair<wire::NodeInfo, std::vector<std::size_t>>> plan;
+  std::unordered_map<NodeId, std::size_t> place;
+  for (std::size_t index = 0; index < searches_.size(); ++index) {
+    Search& search = searches_[index];
+    if (search.done) continue;
+    while (Candidate* next = next_to_ask(search)) {
+      next->state = State::kAsked;
+      const auto [entry, fresh] = place.try_emplace(next->node.id, plan.size());
+      if (fresh) plan.push_back({next->node, {}});
+      plan[entry->second].second.push_back(index);
+    }
+    finish_if_done(index);
+  }
+  for (auto& [node, indices] : plan) {
+    for (std::size_t at = 0; at < indices.size(); at += wire::kMaxKeysPerFind) {
+      const std::size_t count = std::min(wire::kMaxKeysPerFind, indices.size() - at);
+      const auto first = indices.begin() + static_cast<std::ptrdiff_t>(at);
+      ask(node, {first, first + static_cast<std::ptrdiff_t>(count)});
+    }
+  }
+}
+
+void Lookup::ask(const wire::NodeInfo& node, std::vector<std::size_t> indices) {
+  std::erase_if(indices, [this](std::size_t index) { return searches_[index].done; });
+  if (indices.empty()) return;
+  wire::Find find;
+  for (const std::size_t index : indices) find.keys.push_back(searches_[index].key);
+  find.want_records = options_.want_records;
+  find.allow_cached = options_.allow_cached;
+  find.nodes_per_key =
+      static_cast<std::uint8_t>(std::clamp<std::size_t>(kBucketSize / find.keys.size(), 4, kBucketSize));
+  ++requests_made_;
+
+  Request request;
+  request.to = node.address;
+  request.expected = node.id;
+  request.body = std::move(find);
+  const auto weak = weak_from_this();
+  request.on_reply = [weak, node, indices](const wire::Message&, const wire::Reply& reply) {
+    if (const auto self = weak.lock()) self->on_answer(node, indices, reply);
+  };
+  request.on_slow = [weak, node, indices] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->set_state(node.id, indices, State::kSlow);
+    self->pump_soon();
+  };
+  request.on_failure = [weak, node, indices] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->set_state(node.id, indices, State::kFailed);
+    self->pump_soon();
+  };
+  context_.requests.start(std::move(request));
+}
+
+Lookup::Candidate* Lookup::candidate(Search& search, const NodeId& id) {
+  const auto found = std::find_if(search.candidates.begin(), search.candidates.end(),
+                                  [&](const Candidate& c) { return c.node.id == id; });
+  return found == search.candidates.end() ? nullptr : &*found;
+}
+
+void Lookup::set_state(const NodeId& id, const std::vector<std::size_t>& indices, State state) {
+  for (const std::size_t index : indices) {
+    Candidate* known = candidate(searches_[index], id);
+    if (known == nullptr) continue;
+    Source& source = sources_[known->source];
+    if (known->source != 0) {
+      if (state == State::kAnswered) ++source.good;
+      if (known->state == State::kAsked && state != State::kAnswered) ++source.bad;
+    }
+    known->state = state;
+  }
+}
+
+void Lookup::on_answer(const wire::NodeInfo& node, const std::vector<std::size_t>& indices, const wire::Reply& reply) {
+  std::vector<std::size_t> answered;
+  std::vector<std::size_t> left_out;  // No room in the reply: to be asked again.
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const bool done = ((reply.done_keys >> i) & 1U) != 0;
+    (done ? answered : left_out).push_back(indices[i]);
+  }
+  if (answered.empty()) {
+    set_state(node.id, indices, State::kFailed);  // An answer about nothing would be asked for ever.
+    return pump_soon();
+  }
+  set_state(node.id, answered, State::kAnswered);
+  const std::uint16_t source = source_of(node.id);
+  for (const std::size_t index : answered) {
+    if (searches_[index].done) continue;
+    for (const wire::NodeInfo& named : reply.nodes) add(searches_[index], named, source);
+  }
+  for (const wire::KeyRecords& found : reply.found) {
+    if (found.index < indices.size()) take_records(node, indices[found.index], found);
+  }
+  if (!left_out.empty()) ask(node, left_out);
+  pump_soon();
+}
+
+void Lookup::finish_if_done(std::size_t index) {
+  Search& search = searches_[index];
+  if (search.done || search.gathering != 0) return;
+  const bool enough = options_.want_records && options_.quorum != 0 && search.holders >= options_.quorum;
+  if (enough || is_exhausted(search)) finish(index, false);
+}
+
+void Lookup::finish(std::size_t index, bool by_deadline) {
+  Search& search = searches_[index];
+  search.done = true;
+  --open_;
+  LookupOutcome outcome;
+  outcome.ended_by_deadline = by_deadline;
+  outcome.holders = search.holders;
+  outcome.requests = requests_made_;
+  for (const Candidate& known : search.candidates) {
+    if (known.state != State::kAnswered) continue;
+    if (outcome.nearest.size() < options_.width) outcome.nearest.push_back(known.node);
+    if (!known.has_records && !outcome.cache_at) outcome.cache_at = known.node;
+  }
+  for (auto& [place, live] : search.records) outcome.records.push_back(std::move(live));
+  search.records.clear();
+  search.candidates = {};
+  if (const auto on_key = on_key_) on_key(index, std::move(outcome));
+}
+
+void Lookup::end(bool by_deadline) {
+  const auto alive = shared_from_this();
+  for (std::size_t index = 0; index < searches_.size(); ++index) {
+    if (!searches_[index].done) finish(index, by_deadline);
+  }
+}
+
+void Lookup::abandon() {
+  on_key_ = {};
+  for (Search& search : searches_) search.done = true;
+  open_ = 0;
+}
+
+}  // namespace dmoe::dht

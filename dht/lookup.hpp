@@ -1,0 +1,117 @@
+// One walk through the network for one or many keys.
+#pragma once
+
+#include "dht/requests.hpp"
+#include "dht/routing_table.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace dmoe::dht {
+
+inline constexpr std::size_t kAlpha = 3;  ///< Requests in flight per key. Kademlia §2.3.
+
+struct LookupOptions {
+  bool want_records = true;
+  bool allow_cached = true;  ///< Copies kept along the path count as found.
+  std::size_t quorum = 1;    ///< The key ends when so many holders gave records; 0: only when all nearest answered.
+  std::size_t width = kReplication;  ///< So many nearest nodes must have answered before a key ends without.
+};
+
+/// What one key's walk came to.
+struct LookupOutcome {
+  std::vector<LiveRecord> records;         ///< Verified; newest per publisher and subkey; tombstones among them.
+  std::vector<wire::NodeInfo> nearest;     ///< Answered, nearest first, at most `width`.
+  std::optional<wire::NodeInfo> cache_at;  ///< The nearest that answered without having it.
+  std::size_t holders = 0;                 ///< Nodes that gave records.
+  std::size_t requests = 0;                ///< Of the whole walk so far.
+  bool ended_by_deadline = false;
+};
+
+/// alpha-parallel and iterative (Kademlia §2.3). Each turn collects what all keys want to ask next, and a node is
+/// asked about up to 32 keys in one datagram. A slow node frees its slot for another and is still listened to. Nodes
+/// named by somebody whose other names stay silent are asked last. Finished keys are reported one by one.
+class Lookup : public std::enable_shared_from_this<Lookup> {
+ public:
+  struct Context {
+    Requests& requests;
+    const RoutingTable& table;
+    const PeerBook& book;
+    RecordVerifier& verifier;
+    Clock& clock;
+    NodeId self;
+  };
+  using OnKey = std::function<void(std::size_t index, LookupOutcome outcome)>;
+
+  Lookup(Context context, std::vector<Key> keys, LookupOptions options, OnKey on_key);
+
+  /// Starts from the routing table, and from `seeds` where given.
+  void start(const std::vector<wire::NodeInfo>& seeds = {});
+  /// Reports every key that is not finished with what there is; nothing is reported afterwards.
+  void end(bool by_deadline);
+  /// Forgets everything without reporting.
+  void abandon();
+  bool finished() const noexcept { return open_ == 0; }
+
+ private:
+  enum class State : std::uint8_t { kNew, kAsked, kSlow, kAnswered, kFailed };
+  struct Candidate {
+    wire::NodeInfo node;
+    State state = State::kNew;
+    bool has_records = false;
+    std::uint16_t source = 0;  // Index into sources_; 0: the own table.
+  };
+  struct Search {
+    Key key;
+    std::vector<Candidate> candidates;  // Nearest first.
+    std::map<std::pair<net::PublicKey, std::string>, LiveRecord> records;
+    std::size_t holders = 0;
+    std::size_t gathering = 0;  // Holders whose pages or parts are still coming.
+    bool done = false;
+  };
+  struct Source {
+    NodeId id;
+    int good = 0;
+    int bad = 0;
+    bool suspect() const noexcept { return bad >= 2 && bad > good; }
+  };
+  /// A holder's answer that needs more datagrams.
+  struct Gathering;
+
+  void add(Search& search, const wire::NodeInfo& node, std::uint16_t source);
+  std::uint16_t source_of(const NodeId& id);
+  std::size_t slots(const Search& search) const;
+  Candidate* next_to_ask(Search& search);
+  bool is_exhausted(const Search& search) const;
+  void pump_soon();
+  void pump();
+  void ask(const wire::NodeInfo& node, std::vector<std::size_t> indices);
+  void set_state(const NodeId& id, const std::vector<std::size_t>& indices, State state);
+  Candidate* candidate(Search& search, const NodeId& id);
+  void on_answer(const wire::NodeInfo& node, const std::vector<std::size_t>& indices, const wire::Reply& reply);
+  void finish_if_done(std::size_t index);
+  void finish(std::size_t index, bool by_deadline);
+
+  // lookup_records.cpp
+  void take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found);
+  bool take_record(Search& search, const wire::TravellingRecord& travelling);
+  void request_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end);
+  void request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& stub);
+  void finish_gathering(const std::shared_ptr<Gathering>& gathering);
+
+  Context context_;
+  LookupOptions options_;
+  OnKey on_key_;
+  std::vector<Search> searches_;
+  std::vector<Source> sources_;
+  std::unordered_map<NodeId, std::uint16_t> source_index_;
+  std::size_t open_ = 0;
+  std::size_t requests_made_ = 0;
+  bool pump_posted_ = false;
+};
+
+}  // namespace dmoe::dht

@@ -1,0 +1,75 @@
+// Joining, staying joined, and keeping the table true. Private to dht.
+#pragma once
+
+#include "dht/node_core.hpp"
+
+#include <deque>
+#include <unordered_map>
+
+namespace dmoe::dht {
+
+/// Reaches initial peers for ever (with jittered back-off once a peer answered, rarely), asks strangers for their
+/// proof, pings before it evicts, refreshes buckets that nobody used, and after an outage goes back to whom it knew.
+class Membership {
+ public:
+  struct Hooks {
+    std::function<void(const NodeId&)> on_new_contact;
+  };
+
+  Membership(NodeCore& core, Hooks hooks);
+
+  void bootstrap(std::vector<Address> peers, std::function<void()> on_contact,
+                 std::function<void(const Address&)> on_conflict);
+  /// About once a second.
+  void tick();
+  /// Initial peers are given, and nobody answered yet.
+  bool joining() const noexcept { return !contacted_ && !beacons_.empty(); }
+  /// Runs `action` at the first contact, or at once after it.
+  void when_contacted(std::function<void()> action);
+
+  void on_proven(const NodeId& id, const Address& address);
+  void on_heard(const NodeId& id, const Address& address);
+  void on_failed(const NodeId& id, const Address& address);
+  void on_stranger(const NodeId& id, const Address& address);
+  void on_conflict(const Address& elsewhere);
+
+  /// The table as bytes, and back: contacts read are only addresses to try, and prove themselves anew.
+  std::vector<std::uint8_t> save() const;
+  void restore(const std::vector<std::uint8_t>& state);
+
+ private:
+  /// An address to be kept trying.
+  struct Beacon {
+    TimePoint next;
+    Duration pause;
+  };
+
+  void try_beacons();
+  void on_beacon(const NodeId& id, const Address& address);
+  void remember(const Address& address);
+  void look_for_self(const std::vector<wire::NodeInfo>& seeds);
+  void refresh(int bucket);
+  bool in_table(const Address& address) const;
+  Key random_key_in(int bucket);
+
+  NodeCore& core_;
+  Hooks hooks_;
+  std::function<void()> on_contact_;
+  std::function<void(const Address&)> on_conflict_;
+  std::vector<std::function<void()>> waiting_;
+  std::unordered_map<Address, Beacon> beacons_;   // Initial peers.
+  std::deque<Address> lifeline_;                  // Proven lately: the way back after an outage. Newest last.
+  std::unordered_map<Address, TimePoint> asked_;  // Strangers asked for their proof, and until when not again.
+  std::size_t asking_ = 0;
+  bool contacted_ = false;
+  bool looking_for_self_ = false;
+  bool buckets_filled_ = false;
+  int early_looks_ = 0;  // The first self-lookups come soon after each other.
+  TimePoint next_self_look_;
+  TimePoint next_refresh_;
+  TimePoint last_heard_;
+  Duration rejoin_pause_;
+  TimePoint next_rejoin_;
+};
+
+}  // namespace dmoe::dht
