@@ -1,0 +1,369 @@
+#include "expert_server/checkpoint_store.hpp"
+
+#include "expert_server/architectures.hpp"
+#include "expert_server/expert_factory.hpp"
+#include "expert_server/expert_host.hpp"
+#include "expert_server/safetensors.hpp"
+#include "tests/expert_server/fixtures.hpp"
+#include "tests/support/catch.hpp"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <random>
+#include <thread>
+
+using namespace dmoe;
+using namespace dmoe::expert_server;
+using namespace dmoe::expert_server::test;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+ExpertOptions small_ffn() {
+  ExpertOptions options;
+  options.hidden_dim = 8;
+  return options;
+}
+
+std::unique_ptr<ExpertBackend> made(CheckpointStore* store, const ExpertOptions& options = small_ffn(),
+                                    std::uint64_t seed = 1) {
+  return std::move(make_expert(uid("ffn.0.1"), options, store, false, seed).value());
+}
+
+void teach(ExpertBackend& backend, int steps) {
+  for (int i = 0; i < steps; ++i) {
+    const auto x = torch::randn({4, 8});
+    REQUIRE(backend.backward({x}, {torch::randn({4, 8})}, 0).has_value());
+  }
+}
+
+std::vector<fs::path> files_of(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+void flip_bit(const fs::path& path, std::uint64_t place) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekg(static_cast<std::streamoff>(place));
+  const char byte = static_cast<char>(file.get() ^ 4);
+  file.seekp(static_cast<std::streamoff>(place));
+  file.put(byte);
+}
+
+}  // namespace
+
+TEST_CASE("an expert goes on from its checkpoint with the same bits", "[checkpoint]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto original = made(&store);
+  teach(*original, 3);
+  REQUIRE(store.save(original->snapshot()).has_value());
+  const auto restored = made(&store, small_ffn(), /*seed=*/99);
+  CHECK(restored->updates() == 3);
+  const auto x = torch::randn({5, 8});
+  const auto gradient = torch::randn({5, 8});
+  CHECK(same_bits(original->forward({x}, 0).value()[0], restored->forward({x}, 0).value()[0]));
+  REQUIRE(original->backward({x}, {gradient}, 0).has_value());
+  REQUIRE(restored->backward({x}, {gradient}, 0).has_value());
+  CHECK(same_bits(original->snapshot().parameters, restored->snapshot().parameters));
+  CHECK(same_bits(original->snapshot().optimizer_state, restored->snapshot().optimizer_state));
+}
+
+TEST_CASE("d9 only the newest files are kept", "[checkpoint][d9]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto backend = made(&store);
+  const auto snapshot = backend->snapshot();
+  for (int i = 0; i < 200; ++i) REQUIRE(store.save(snapshot).has_value());
+  const auto files = files_of(folder.path());
+  REQUIRE(files.size() == 3);
+  CHECK(files.back().filename() == "checkpoint-0000000200.safetensors");
+}
+
+TEST_CASE("d3 a damaged newest checkpoint falls back to the one before it", "[checkpoint][d3]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto backend = made(&store);
+  teach(*backend, 1);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  const auto first = backend->snapshot();
+  teach(*backend, 1);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  const auto newest = files_of(folder.path()).back();
+  flip_bit(newest, fs::file_size(newest) - 9);
+  const auto loaded = store.load(uid("ffn.0.1"));
+  REQUIRE(loaded.has_value());
+  REQUIRE(loaded->has_value());
+  CHECK((*loaded)->updates == 1);
+  CHECK(same_bits((*loaded)->parameters, first.parameters));
+}
+
+TEST_CASE("d3 when all checkpoints are damaged nothing is deleted and the error says what to do", "[checkpoint][d3]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto backend = made(&store);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  for (const auto& file : files_of(folder.path())) flip_bit(file, fs::file_size(file) / 2);
+  const auto loaded = make_expert(uid("ffn.0.1"), small_ffn(), &store, false, 1);
+  REQUIRE(loaded.has_error());
+  CHECK(loaded.error().code == Errc::kInvalidArgument);
+  CHECK(loaded.error().message.find("backup") != std::string::npos);
+  CHECK(files_of(folder.path()).size() == 2);
+}
+
+TEST_CASE("d4 a checkpoint of another width or expert or architecture is refused", "[checkpoint][d4]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  REQUIRE(store.save(made(&store)->snapshot()).has_value());
+  auto wider = small_ffn();
+  wider.hidden_dim = 16;
+  const auto width = make_expert(uid("ffn.0.1"), wider, &store, false, 1);
+  REQUIRE(width.has_error());
+  CHECK(width.error().message.find("8") != std::string::npos);
+  CHECK(width.error().message.find("16") != std::string::npos);
+  auto other = small_ffn();
+  other.architecture = "nop";
+  CHECK(make_expert(uid("ffn.0.1"), other, &store, false, 1).has_error());
+  fs::create_directories(folder.path() / "ffn.0.2");
+  fs::copy(files_of(folder.path()).front(), folder.path() / "ffn.0.2" / "checkpoint-0000000001.safetensors");
+  const auto renamed = make_expert(uid("ffn.0.2"), small_ffn(), &store, false, 1);
+  REQUIRE(renamed.has_error());
+  CHECK(renamed.error().message.find("ffn.0.1") != std::string::npos);
+  CHECK(renamed.error().message.find("ffn.0.2") != std::string::npos);
+}
+
+TEST_CASE("d4 shapes are compared even when the metadata lies", "[checkpoint][d4]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  auto lying = made(&store)->snapshot();
+  lying.description.hidden_dim = 16;
+  REQUIRE(store.save(lying).has_value());
+  auto wider = small_ffn();
+  wider.hidden_dim = 16;
+  const auto refused = make_expert(uid("ffn.0.1"), wider, &store, false, 1);
+  REQUIRE(refused.has_error());
+  CHECK(refused.error().message.find("[32, 8]") != std::string::npos);
+  CHECK(refused.error().message.find("[64, 16]") != std::string::npos);
+}
+
+TEST_CASE("d5 the file gives what the options leave open and the options win otherwise", "[checkpoint][d5]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  auto trained = small_ffn();
+  trained.learning_rate = 0.123;
+  trained.weight_decay = 0.01;
+  trained.clip_grad_norm = 0.5;
+  const auto backend = made(&store, trained);
+  teach(*backend, 7);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  const auto by_default = made(&store)->snapshot();
+  CHECK(by_default.optimizer == backend->snapshot().optimizer);
+  CHECK(by_default.optimizer.learning_rate == 0.123);
+  CHECK(by_default.updates == 7);
+  auto flag = small_ffn();
+  flag.learning_rate = 0.5;
+  CHECK(made(&store, flag)->snapshot().optimizer.learning_rate == 0.5);
+  CHECK(made(&store, flag)->snapshot().optimizer.weight_decay == 0.01);
+}
+
+TEST_CASE("another optimizer is refused unless its state may be lost", "[checkpoint]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto backend = made(&store);
+  teach(*backend, 1);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  auto options = small_ffn();
+  options.optimizer = "sgd";
+  CHECK(make_expert(uid("ffn.0.1"), options, &store, false, 1).has_error());
+  const auto reset = make_expert(uid("ffn.0.1"), options, &store, true, 1);
+  REQUIRE(reset.has_value());
+  CHECK(same_bits((*reset)->snapshot().parameters, backend->snapshot().parameters));
+}
+
+TEST_CASE("d7 a checkpoint without optimizer state loads", "[checkpoint][d7]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto backend = made(&store);
+  REQUIRE(store.save(backend->snapshot()).has_value());  // Before the first step.
+  CHECK(made(&store)->snapshot().optimizer_state.empty());
+  teach(*backend, 2);
+  auto stripped = backend->snapshot();
+  stripped.optimizer_state.clear();
+  REQUIRE(store.save(stripped).has_value());
+  const auto restored = made(&store);
+  CHECK(restored->updates() == 2);
+  CHECK(same_bits(restored->snapshot().parameters, backend->snapshot().parameters));
+  teach(*restored, 1);
+}
+
+TEST_CASE("d17 the folder of one expert loads in another store", "[checkpoint][d17]") {
+  const TemporaryFolder here;
+  const TemporaryFolder there;
+  CheckpointStore store(here.path(), 3);
+  const auto backend = made(&store);
+  teach(*backend, 1);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  fs::copy(here.path() / "ffn.0.1", there.path() / "ffn.0.1", fs::copy_options::recursive);
+  CheckpointStore moved(there.path(), 3);
+  CHECK((moved.stored() == std::vector<ExpertUid>{uid("ffn.0.1")}));
+  CHECK(same_bits(made(&moved)->snapshot().parameters, backend->snapshot().parameters));
+}
+
+TEST_CASE("d1 a disk that takes no more bytes leaves the process and the last checkpoint alone", "[checkpoint][d1]") {
+  const TemporaryFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {  // The limit is the whole process's, and cannot be raised again.
+    (void)std::signal(SIGXFSZ, SIG_IGN);
+    CheckpointStore store(folder.path(), 3);
+    const auto backend = builtin("ffn", 8, plain_sgd());
+    const auto snapshot = backend->snapshot();
+    if (!store.save(snapshot)) ::_exit(1);
+    const struct rlimit limit { 4'096, RLIM_INFINITY };
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    for (int period = 0; period < 3; ++period) {
+      const auto refused = store.save(snapshot);
+      if (refused || refused.error().code != Errc::kUnavailable) ::_exit(2);
+    }
+    const struct rlimit freed { RLIM_INFINITY, RLIM_INFINITY };
+    ::setrlimit(RLIMIT_FSIZE, &freed);
+    ::_exit(store.load(snapshot.description.uid) && store.save(snapshot) ? 0 : 3);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(files_of(folder.path()).size() == 2);  // No temporary files are left.
+}
+
+TEST_CASE("d2 a process killed while it saves leaves the last complete checkpoint", "[checkpoint][d2]") {
+  const TemporaryFolder folder;
+  std::mt19937_64 random(dmoe::test::seed());
+  const auto snapshot = builtin("ffn", 64, plain_sgd())->snapshot();
+  const auto name = snapshot.description.uid;
+  std::uint64_t least = 0;
+  for (int round = 0; round < 30; ++round) {
+    int channel[2];
+    REQUIRE(::pipe(channel) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) {  // Saves for ever, and tells the number of each completed save.
+      CheckpointStore store(folder.path(), 2);
+      auto next = snapshot;
+      for (next.updates = least + 1;; ++next.updates) {
+        if (!store.save(next)) ::_exit(1);
+        if (::write(channel[1], &next.updates, sizeof(next.updates)) < 0) ::_exit(2);
+      }
+    }
+    ::close(channel[1]);
+    std::uint64_t completed = 0;
+    const auto rounds = 1 + random() % 4;
+    for (std::uint64_t i = 0; i < rounds; ++i) {
+      REQUIRE(::read(channel[0], &completed, sizeof(completed)) == sizeof(completed));
+    }
+    const auto spin = std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 1'500);
+    while (std::chrono::steady_clock::now() < spin) {
+    }
+    ::kill(child, SIGKILL);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    while (::read(channel[0], &completed, sizeof(completed)) == sizeof(completed)) {
+    }
+    ::close(channel[0]);
+    CheckpointStore store(folder.path(), 2);
+    const auto loaded = store.load(name);
+    REQUIRE(loaded.has_value());
+    REQUIRE(loaded->has_value());
+    CHECK((*loaded)->updates >= completed);
+    CHECK((*loaded)->updates <= completed + 1);
+    CHECK(same_bits((*loaded)->parameters, snapshot.parameters));
+    least = (*loaded)->updates;
+    for (const auto& file : files_of(folder.path())) CHECK_FALSE(is_temporary_name(file.filename().string()));
+  }
+}
+
+TEST_CASE("d11 a snapshot never mixes two steps", "[checkpoint][d11]") {
+  const TemporaryFolder folder;
+  net::Metrics registry;
+  ServerMetrics metrics(registry);
+  // One weight that starts at 0 and grows by exactly 1 a step: rate 1, gradient -1, no clipping.
+  register_architecture("counting", [](ArchitectureArguments&) -> std::unique_ptr<ExpertModule> {
+    const auto weight = torch::zeros({1}).requires_grad_(true);
+    return std::make_unique<FunctionExpert>(
+        1, [weight](const at::Tensor& x) { return x + weight; }, std::vector<NamedTensor>{{"weight", weight}});
+  });
+  ExpertHostOptions options;
+  options.expert.architecture = "counting";
+  options.expert.optimizer = "sgd";
+  options.expert.learning_rate = 1;
+  options.expert.clip_grad_norm = 0;
+  options.pool.max_batch_rows = 1;
+  options.pool.max_queued_batches = 64;
+  options.checkpoints = folder.path();
+  options.compute_threads = 1;
+  ExpertHost host(options, metrics);
+  REQUIRE(host.load(uid("count.0")).has_value());
+  const auto expert = host.table().find("count.0");
+  std::atomic<bool> done{false};
+  std::thread trainer([&] {
+    while (!done) {
+      Answers answers(1);
+      auto task = answers.task(0, {torch::zeros({1, 1})}, {torch::full({1, 1}, -1.0)});
+      if (host.runtime().submit(expert, Direction::kBackward, task)) answers.wait_all();
+    }
+  });
+  CheckpointStore reader(folder.path(), 3);
+  std::uint64_t last = 0;
+  for (int i = 0; i < 20; ++i) {
+    const bool written = host.checkpoint().has_value();
+    const auto loaded = reader.load(uid("count.0"));
+    if (!written || !loaded || !*loaded) continue;
+    CHECK((*loaded)->parameters.at(0).tensor.item<float>() == float((*loaded)->updates));
+    CHECK((*loaded)->updates >= last);
+    last = (*loaded)->updates;
+  }
+  done = true;
+  trainer.join();
+  CHECK(last > 0);
+  host.stop(std::chrono::seconds{1});
+}
+
+TEST_CASE("a8 loading and unloading an expert gives its memory back", "[checkpoint][a8]") {
+  const auto resident_kib = [] {
+    std::ifstream statm("/proc/self/statm");
+    std::uint64_t pages = 0;
+    std::uint64_t resident = 0;
+    statm >> pages >> resident;
+    return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) / 1'024;
+  };
+  net::Metrics registry;
+  ServerMetrics metrics(registry);
+  ExpertHostOptions options;
+  options.expert.hidden_dim = 128;  // 1.6 MB of weights.
+  options.compute_threads = 1;
+  ExpertHost host(options, metrics);
+  const auto cycle = [&] {
+    REQUIRE(host.load(uid("ffn.0")).has_value());
+    Answers answers(1);
+    auto task = answers.task(0, {torch::randn({4, 128})}, {torch::randn({4, 128})});
+    REQUIRE(host.runtime().submit(host.table().find("ffn.0"), Direction::kBackward, task).has_value());
+    REQUIRE(answers.wait_all());
+    host.unload(uid("ffn.0"));
+  };
+  for (int i = 0; i < 5; ++i) cycle();
+  const auto before = resident_kib();
+  for (int i = 0; i < 100; ++i) cycle();
+  INFO("KiB before " << before << ", after " << resident_kib());
+  // Each cycle touches about 8 MB: a leak of any of its tensors would show up many times over.
+  CHECK(resident_kib() < before + 32 * 1'024);
+}
