@@ -1,7 +1,7 @@
 #include "cli/demo_report.hpp"
 
+#include "cli/median.hpp"
 #include "cli/progress.hpp"
-#include "cli/training.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,9 +1,11 @@
 #include "cli/options.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace dmoe::cli {
 namespace {
@@ -34,6 +36,15 @@ CLI::Validator decimal_number(double least, double most, std::string example) {
     std::ostringstream message;
     message << "'" << text << "' is not a number from " << least << " to " << most << "; for example " << example;
     return message.str();
+  });
+}
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  return checked([words = std::move(words)](std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return {};
+    std::string message = "'" + text + "' is not one of";
+    for (const std::string& word : words) message += (&word == words.data() ? " " : ", ") + word;
+    return message;
   });
 }
 

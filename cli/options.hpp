@@ -18,6 +18,9 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most, std::string e
 /// A finite decimal number from `least` to `most`.
 CLI::Validator decimal_number(double least, double most, std::string example);
 
+/// One of these words.
+CLI::Validator one_of(std::vector<std::string> words);
+
 /// host:port, as net::parse_endpoint reads it.
 CLI::Validator endpoint_text();
 

@@ -1,6 +1,8 @@
 #include "cli/program.hpp"
 
 #include "cli/command.hpp"
+#include "cli/help_formatter.hpp"
+#include "cli/options.hpp"
 #include "cli/process_setup.hpp"
 #include "cli/stop_signals.hpp"
 
@@ -10,6 +12,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,11 +38,12 @@ void add_global_options(CLI::App& app, GlobalOptions& options) {
   app.add_option("--log-level", options.log_level, "Least severe message that is logged")
       ->type_name("debug|info|warn|error|off")
       ->capture_default_str()
-      ->check(CLI::IsMember({"debug", "info", "warn", "error", "off"}));
+      ->check(one_of({"debug", "info", "warn", "error", "off"}));
   app.add_option("--log-format", options.log_format, "Form of log lines on stderr")
       ->type_name("text")
       ->capture_default_str()
-      ->check(CLI::IsMember({"text"}));
+      ->check(one_of({"text"}));
+  app.formatter(std::make_shared<HelpFormatter>());
   app.fallthrough();  // Before the commands are added: they inherit it, so that global options may follow a command.
   app.footer("Example: dmoe demo --steps 200");
 }
@@ -118,6 +122,7 @@ int parse_and_run(int argc, char** argv) {
   add_train_command(app, selection);
   add_demo_command(app, selection);
   add_keygen_command(app, selection);
+  for (CLI::App* command : app.get_subcommands({})) command->group("Commands");
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
     app.parse(argc, argv);

@@ -31,6 +31,7 @@ CLI::Validator name_and_value() {
 }
 
 void add_expert_options(CLI::App& command, ServeOptions& options) {
+  command.option_defaults()->group("Experts");
   command
       .add_option("pattern,--pattern", options.pattern,
                   "Which experts to host; a range [first:end] excludes its end. Quote it for the shell")
@@ -46,7 +47,7 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
   command.add_option("--expert", options.expert.architecture, "Kind of expert")
       ->type_name("ffn|transformer|nop")
       ->capture_default_str()
-      ->check(CLI::IsMember(expert_server::architectures()));
+      ->check(one_of(expert_server::architectures()));
   command.add_option("--hidden-dim", options.expert.hidden_dim, "Features of one input row (or token)")
       ->type_name("COUNT")
       ->capture_default_str()
@@ -62,9 +63,10 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
 
 /// None of these has a default here: an unset one is taken from the expert's checkpoint.
 void add_learning_options(CLI::App& command, ServeOptions& options) {
+  command.option_defaults()->group("Learning");
   command.add_option("--optimizer", options.expert.optimizer, "How experts learn; default: the checkpoint's, or adam")
       ->type_name("adam|sgd")
-      ->check(CLI::IsMember({"adam", "sgd"}));
+      ->check(one_of({"adam", "sgd"}));
   command
       .add_option("--learning-rate", options.expert.learning_rate,
                   "Step size of the optimizer; default: the checkpoint's, or 0.001")
@@ -84,6 +86,7 @@ void add_learning_options(CLI::App& command, ServeOptions& options) {
 }
 
 void add_network_options(CLI::App& command, ServeOptions& options) {
+  command.option_defaults()->group("Network");
   command
       .add_option("--listen", options.listen,
                   "Address to bind, TCP and UDP; port 0: any free one. The default serves this machine only; "
@@ -125,6 +128,7 @@ void add_network_options(CLI::App& command, ServeOptions& options) {
 }
 
 void add_storage_options(CLI::App& command, ServeOptions& options) {
+  command.option_defaults()->group("Storage");
   command
       .add_option("--data-dir", options.data_dir,
                   "Directory of key, DHT records and checkpoints; default: ~/.local/share/dmoe/serve")
@@ -146,6 +150,7 @@ void add_storage_options(CLI::App& command, ServeOptions& options) {
 }
 
 void add_running_options(CLI::App& command, ServeOptions& options) {
+  command.option_defaults()->group("Running");
   command.add_option("--threads", options.threads, "Threads of one computation; 0: one per core")
       ->type_name("COUNT")
       ->capture_default_str()

@@ -3,6 +3,7 @@
 #include "cli/command.hpp"
 #include "cli/image_dataset.hpp"
 #include "cli/matrix_speed.hpp"
+#include "cli/median.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
 #include "cli/stop_signals.hpp"

@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
 
 namespace dmoe::cli {
@@ -65,13 +64,6 @@ Result<TrainingReport> train(Classifier& model, const ImageDataset& data, const 
     progress.show(i + 1, "loss " + rounded(*loss, 3) + ", " + rounded(report.step_ms.back(), 0) + " ms/step");
   }
   return report;
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace dmoe::cli

@@ -41,7 +41,4 @@ Result<TrainingReport> train(Classifier& model, const ImageDataset& data, const 
                              Progress& progress, StopSignals& signals,
                              const std::function<void(std::int64_t)>& before_step = {});
 
-/// The middle value, or 0 of nothing.
-double median(std::vector<double> values);
-
 }  // namespace dmoe::cli
