@@ -79,7 +79,11 @@ void Link::refuse(const std::string& what) {
   queued_bytes_ = 0;
   // RFC 6455 §5.5: a control frame carries at most 125 bytes, 2 of them the code.
   constexpr std::size_t kLongestReason = 123;
-  close(websocket::close_code::protocol_error, std::string_view(what).substr(0, kLongestReason));
+  auto reason = what.substr(0, kLongestReason);
+  // It must be UTF-8, and Cap'n Proto quotes the peer's own bytes.
+  std::replace_if(
+      reason.begin(), reason.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  close(websocket::close_code::protocol_error, reason);
 }
 
 void Link::send(OutgoingFramePtr frame) {

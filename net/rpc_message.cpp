@@ -37,6 +37,9 @@ void write_error(const Error& error, schema::Error::Builder builder) {
 Error read_error(schema::Error::Reader reader) {
   const auto text = reader.getMessage();
   Error error{read_code(reader.getCode()), cut({text.begin(), text.size()}, kMaxErrorText), {}};
+  // It ends on somebody's terminal and in their log: no escape sequences, no forged lines.
+  std::replace_if(
+      error.message.begin(), error.message.end(), [](unsigned char c) { return c < ' ' || c == 0x7F; }, ' ');
   if (error.code == Errc::kOverloaded && reader.getRetryAfterMillis() != 0) {
     error.retry_after = std::chrono::milliseconds{reader.getRetryAfterMillis()};
   }
