@@ -85,11 +85,10 @@ void Publication::add_holder(std::size_t index, const wire::NodeInfo& node) {
 
 void Publication::dispatch_soon() {
   if (std::exchange(dispatch_posted_, true)) return;
-  core_.post([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) {
-      self->dispatch_posted_ = false;
-      self->dispatch();
-    }
+  // Held: the lookup that called may be the last owner, and it ends before this runs.
+  core_.post([self = shared_from_this()] {
+    self->dispatch_posted_ = false;
+    self->dispatch();
   });
 }
 
