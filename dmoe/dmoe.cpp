@@ -159,7 +159,8 @@ DMoEImpl::Rows DMoEImpl::flatten(const torch::Tensor& input, const std::vector<t
   for (const auto& tensor : rows.inputs) {
     const auto sendable = check_sendable(tensor);
     if (sendable.has_error()) throw Exception(sendable.error());
-    rows.sent.push_back(tensor.detach().to(torch::kCPU).contiguous());
+    const auto dtype = tensor.is_floating_point() ? options_.expert_dtype() : tensor.scalar_type();
+    rows.sent.push_back(tensor.detach().to(torch::kCPU, dtype).contiguous());
   }
   return rows;
 }

@@ -47,6 +47,8 @@ struct DMoEOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout_after_k_min) = std::chrono::milliseconds(1'000);
   /// Rows below k_min become zeros instead of an error.
   TORCH_ARG(bool, allow_zero_outputs) = false;
+  /// The floating type that experts take and give; floating inputs are converted to it and answers back.
+  TORCH_ARG(torch::Dtype, expert_dtype) = torch::kFloat32;
   /// Whether inputs with more than two dimensions are gated per token (leading dimensions flattened into rows), or per
   /// row: dimension 0 is the row, the gate sees the mean over the dimensions between, and experts get the whole row.
   TORCH_ARG(bool, per_token) = true;
