@@ -101,8 +101,8 @@ struct Launch {
   if (launch.files) (void)setrlimit(RLIMIT_NOFILE, &*launch.files);
   sigset_t none{};
   sigemptyset(&none);
+  for (const int number : {SIGPIPE, SIGINT, SIGTERM}) (void)signal(number, SIG_DFL);
   (void)sigprocmask(SIG_SETMASK, &none, nullptr);
-  (void)signal(SIGPIPE, SIG_DFL);
   execve(launch.program, launch.arguments.data(), launch.environment.data());
   const int number = errno;
   (void)!write(failure, &number, sizeof(number));
@@ -181,9 +181,16 @@ Result<ChildProcess> ChildProcess::spawn(const ChildOptions& options) {
   launch.failure = failure->write.get();
   if (options.max_open_files) launch.files = rlimit{*options.max_open_files, *options.max_open_files};
 
+  // Until it has its own handlers, the child must not run ours: they write to a pipe that it shares with us.
+  sigset_t all{};
+  sigset_t before{};
+  sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   const pid_t pid = fork();
-  if (pid < 0) return system_failure("cannot start a process", errno);
   if (pid == 0) become(launch);
+  const int fork_error = errno;
+  (void)pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0) return system_failure("cannot start a process", fork_error);
   ChildProcess child;
   child.pid_ = pid;
   child.log_file_ = options.log_file;

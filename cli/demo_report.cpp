@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace dmoe::cli {
 namespace {
@@ -19,16 +20,19 @@ void describe_kill(const std::vector<double>& step_ms, std::int64_t killed_befor
   const auto count = static_cast<std::int64_t>(step_ms.size());
   const std::int64_t split = killed_before < 0 ? count : std::min(killed_before, count);
   report.usual_step_ms = median({step_ms.begin(), step_ms.begin() + split});
+  const double mean_ms =
+      split == 0 ? 0 : std::accumulate(step_ms.begin(), step_ms.begin() + split, 0.0) / static_cast<double>(split);
   const double recovery_ms = std::chrono::duration<double, std::milli>(kRecoveryTime).count();
   double since_kill = 0;
   std::vector<double> recovered;
   for (std::int64_t i = split; i < count; ++i) {
     const double time = step_ms[static_cast<std::size_t>(i)];
     report.max_step_ms_after_kill = std::max(report.max_step_ms_after_kill, time);
-    if (since_kill < recovery_ms) report.lost_to_kill_ms += std::max(0.0, time - report.usual_step_ms);
+    if (since_kill < recovery_ms) report.lost_to_kill_ms += time - mean_ms;
     if (since_kill >= recovery_ms) recovered.push_back(time);
     since_kill += time;
   }
+  report.lost_to_kill_ms = std::max(0.0, report.lost_to_kill_ms);  // Luck is no gain from a kill.
   report.recovered_step_ms = median(std::move(recovered));
 }
 

@@ -22,8 +22,8 @@ struct DemoReport {
   std::int64_t failed_steps = 0;
   double usual_step_ms = 0;           ///< Median before the kill.
   double max_step_ms_after_kill = 0;  ///< 0 when nothing was killed.
-  double lost_to_kill_ms = 0;         ///< What steps took longer than usual in the first kRecoveryTime after the kill.
-  double recovered_step_ms = 0;       ///< Median of the steps after that time; 0 when there were none.
+  double lost_to_kill_ms = 0;    ///< What the steps of kRecoveryTime after the kill took beyond the mean before it.
+  double recovered_step_ms = 0;  ///< Median of the steps after that time; 0 when there were none.
 };
 
 /// Fills in the fields about the kill from the steps' times. @param killed_before index of the first step after the

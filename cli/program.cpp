@@ -4,11 +4,12 @@
 #include "cli/help_formatter.hpp"
 #include "cli/options.hpp"
 #include "cli/process_setup.hpp"
-#include "cli/stop_signals.hpp"
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
+
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
@@ -101,7 +102,8 @@ void set_up_log(const GlobalOptions& options) {
   // stderr: stdout carries results that programs read.
   auto log = std::make_shared<spdlog::logger>("dmoe", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   log->set_level(spdlog::level::from_str(options.log_level));
-  log->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
+  // On a terminal a line first wipes the progress bar that may stand there; the bar draws itself anew.
+  log->set_pattern(std::string(isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "") + "%Y-%m-%d %H:%M:%S.%e %l %v");
   log->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(log));
 }
@@ -147,7 +149,6 @@ int parse_and_run(int argc, char** argv) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
-  block_stop_signals();
   ignore_broken_pipes();
   raise_file_limit();
   try {

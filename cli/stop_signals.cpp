@@ -1,8 +1,8 @@
 #include "cli/stop_signals.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <array>
@@ -15,12 +15,22 @@
 namespace dmoe::cli {
 namespace {
 
-sigset_t stop_signal_set() noexcept {
-  sigset_t set{};
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  return set;
+std::atomic<int> handler_pipe{-1};  // Where the handler writes; handlers take no arguments of ours.
+static_assert(std::atomic<int>::is_always_lock_free);
+
+extern "C" void forward_stop_signal(int signal) {
+  const int saved = errno;
+  const auto number = static_cast<std::uint8_t>(signal);
+  (void)!write(handler_pipe.load(), &number, 1);
+  errno = saved;
+}
+
+void set_handler(void (*handler)(int)) noexcept {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : {SIGINT, SIGTERM}) (void)sigaction(signal, &action, nullptr);
 }
 
 void set_event(int descriptor) noexcept {
@@ -30,25 +40,25 @@ void set_event(int descriptor) noexcept {
 
 }  // namespace
 
-void block_stop_signals() noexcept {
-  const sigset_t set = stop_signal_set();
-  (void)pthread_sigmask(SIG_BLOCK, &set, nullptr);
-}
-
 StopSignals::StopSignals() {
-  block_stop_signals();
-  const sigset_t set = stop_signal_set();
-  signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  std::array<int, 2> ends{-1, -1};
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   stopped_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (signals_ < 0 || wake_ < 0 || stopped_ < 0) throw std::system_error(errno, std::generic_category(), "signalfd");
+  if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0 || wake_ < 0 || stopped_ < 0) {
+    throw std::system_error(errno, std::generic_category(), "cannot wait for signals");
+  }
+  signals_ = ends[0];
+  handler_pipe.store(ends[1]);
   thread_ = std::thread([this] { read_signals(); });
+  set_handler(&forward_stop_signal);
 }
 
 StopSignals::~StopSignals() {
+  set_handler(SIG_DFL);
   set_event(wake_);
   thread_.join();
   close(signals_);
+  close(handler_pipe.exchange(-1));
   close(wake_);
   close(stopped_);
 }
@@ -56,12 +66,11 @@ StopSignals::~StopSignals() {
 void StopSignals::read_signals() {
   std::array<pollfd, 2> fds{pollfd{signals_, POLLIN, 0}, pollfd{wake_, POLLIN, 0}};
   while (fds[1].revents == 0) {
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR: the mask leaves other signals to this thread.
-    signalfd_siginfo info{};
-    while (read(signals_, &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
-      const int signal = static_cast<int>(info.ssi_signo);
-      if (requested()) _exit(128 + signal);  // The user insists: no destructor may hold this up.
-      request(signal);
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR
+    std::uint8_t number = 0;
+    while (read(signals_, &number, 1) == 1) {
+      if (requested()) _exit(128 + number);  // The user insists: no destructor may hold this up.
+      request(number);
     }
   }
 }

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM as plain events, read by a thread of their own instead of by a handler.
+// SIGINT and SIGTERM as plain events on a thread of their own.
 #pragma once
 
 #include <atomic>
@@ -10,13 +10,12 @@
 
 namespace dmoe::cli {
 
-/// Blocks SIGINT and SIGTERM in the calling thread and in every thread that it starts from now on.
-/// `main` calls it first; StopSignals reads the signals.
-void block_stop_signals() noexcept;
-
 /// Waits for SIGINT or SIGTERM from construction to destruction. The first one asks for a graceful end; a second one
 /// ends the process at once with 128 + its number (130, 143), whatever it is doing. One instance per process.
 /// Thread-safe.
+///
+/// The handler only writes the signal's number to a pipe. Blocking the signals and reading a signalfd would be neater,
+/// but BLAS libraries start threads before `main`, which do not block them and would take the default action: death.
 class StopSignals {
  public:
   StopSignals();
@@ -46,7 +45,7 @@ class StopSignals {
  private:
   void read_signals();
 
-  int signals_ = -1;  // signalfd
+  int signals_ = -1;  // The pipe's end that the handler's numbers come out of.
   int wake_ = -1;     // eventfd: ends the thread.
   int stopped_ = -1;  // eventfd: set by the first signal, never read.
   std::atomic<int> signal_{0};
