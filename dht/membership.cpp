@@ -47,6 +47,10 @@ void Membership::when_contacted(std::function<void()> action) {
   waiting_.push_back(std::move(action));
 }
 
+void Membership::stop() {
+  for (const auto& action : std::exchange(waiting_, {})) action();
+}
+
 bool Membership::in_table(const Address& address) const {
   const Peer* peer = core_.book.find(address);
   if (peer == nullptr || !peer->proven) return false;

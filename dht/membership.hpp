@@ -26,6 +26,8 @@ class Membership {
   bool joining() const noexcept { return !contacted_ && !beacons_.empty(); }
   /// Runs `action` at the first contact, or at once after it.
   void when_contacted(std::function<void()> action);
+  /// Runs what waits for a contact: there will be none.
+  void stop();
 
   void on_proven(const NodeId& id, const Address& address);
   void on_heard(const NodeId& id, const Address& address);

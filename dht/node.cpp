@@ -85,6 +85,7 @@ class Node::Impl {
     core_.requests.stop();
     const auto lookups = core_.lookups;  // Ending one takes it out of the set.
     for (const auto& lookup : lookups) lookup->end(true);
+    membership_.stop();
     publisher_.stop();
   }
   bool stopped() const { return stopped_; }

@@ -1,0 +1,26 @@
+// Nodes that answer, prove their keys, and lie.
+#pragma once
+
+#include "dht/cookie.hpp"
+#include "dht/wire.hpp"
+#include "tests/sim/world.hpp"
+
+namespace dmoe::sim {
+
+/// Speaks the protocol and passes every proof, but holds nothing: it acknowledges stores that it forgets, has no
+/// records, and names nodes near the target that do not exist or are other liars.
+class Liar {
+ public:
+  /// `accomplices` are read when it answers.
+  Liar(Host& host, World& world, const std::vector<dht::wire::NodeInfo>& accomplices);
+  dht::wire::NodeInfo info() const { return {net::peer_id_of(host_.signer().public_key()), host_.address}; }
+
+ private:
+  void answer(const Address& source, std::span<const std::uint8_t> datagram);
+
+  Host& host_;
+  World& world_;
+  const std::vector<dht::wire::NodeInfo>& accomplices_;
+};
+
+}  // namespace dmoe::sim
