@@ -1,0 +1,204 @@
+// Records on disk: restarts, kills, damage, clocks.
+#include "dht/rocksdb_store.hpp"
+
+#include "dht/store_directory.hpp"
+#include "tests/dht/service_fixture.hpp"
+#include "tests/support/catch.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+
+namespace dmoe::dht::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+const IdentitySigner& signer() {
+  static const IdentitySigner one(net::Identity::from_seed({1, 2, 3}));
+  return one;
+}
+
+LiveRecord live(const std::string& key, const std::string& value, Duration life, std::uint64_t sequence = 1) {
+  Record record{Key::of(key), signer().public_key(),        sequence, 3'600'000, false,
+                {},           {value.begin(), value.end()}, 0,        {},        {}};
+  sign_batch(signer(), {&record, 1});
+  return {record, std::chrono::steady_clock::now() + life};
+}
+
+PutOutcome put(RecordStore& store, const LiveRecord& record) {
+  return store.put(record, 1, std::chrono::steady_clock::now());
+}
+
+std::optional<std::string> value_of(RecordStore& store, const std::string& key) {
+  std::optional<std::string> value;
+  store.visit(Key::of(key), std::chrono::steady_clock::now(), 0, [&](const LiveRecord& found) {
+    value.emplace(found.record.value.begin(), found.record.value.end());
+    return true;
+  });
+  return value;
+}
+
+std::unique_ptr<RocksDbStore> open(const std::filesystem::path& directory) {
+  auto store = RocksDbStore::open(directory, {});
+  INFO((store.has_value() ? "" : describe(store.error())));
+  REQUIRE(store.has_value());
+  return std::move(*store);
+}
+
+TEST_CASE("Records survive a restart unchanged and verify", "[dht][rocksdb][b2]") {
+  const TemporaryDirectory directory;
+  {
+    const auto store = open(directory.path());
+    for (int i = 0; i < 100; ++i) {
+      CHECK(put(*store, live("k" + std::to_string(i), "v" + std::to_string(i), 1h)) == PutOutcome::kStored);
+    }
+    store->save_state({1, 2, 3});
+  }
+  const auto store = open(directory.path());
+  RecordVerifier verifier(signer());
+  for (int i = 0; i < 100; ++i) CHECK(value_of(*store, "k" + std::to_string(i)) == "v" + std::to_string(i));
+  store->visit(Key::of("k7"), std::chrono::steady_clock::now(), 0, [&](const LiveRecord& found) {
+    CHECK(verifier.verify(found.record));
+    CHECK(found.deadline <= std::chrono::steady_clock::now() + 1h);
+    return true;
+  });
+  CHECK(store->load_state() == std::vector<std::uint8_t>{1, 2, 3});
+  CHECK(store->keys_after({}, 1'000, std::chrono::steady_clock::now()).size() == 100);
+  CHECK(put(*store, live("k1", "old", 1h, 0)) == PutOutcome::kOlder);
+  CHECK(put(*store, live("k1", "new", 1h, 2)) == PutOutcome::kStored);
+  CHECK(value_of(*store, "k1") == "new");
+}
+
+TEST_CASE("An expired record is not returned without any compaction and not after a restart",
+          "[dht][rocksdb][b1][d18]") {
+  const TemporaryDirectory directory;
+  const auto dies = std::chrono::steady_clock::now() + 60ms;
+  {
+    const auto store = open(directory.path());
+    auto record = live("k", "v", 0ms);
+    record.deadline = dies;
+    put(*store, record);
+    store->flush();
+    while (std::chrono::steady_clock::now() <= dies) std::this_thread::yield();
+    CHECK_FALSE(value_of(*store, "k").has_value());
+    CHECK_FALSE(store->get(Key::of("k"), signer().public_key(), {}, dies).has_value());
+    CHECK(store->keys_after({}, 10, dies).empty());
+  }
+  CHECK_FALSE(value_of(*open(directory.path()), "k").has_value());
+}
+
+TEST_CASE("Time on the store's axis goes on over restarts and a clock set back kills what was", "[dht][rocksdb][d18]") {
+  const StoreTime first("");
+  const std::int64_t before = first.now();
+  const StoreTime again(first.save());
+  CHECK(again.now() >= before);
+  CHECK(again.now() < before + 10'000);
+  // Another boot, and the wall clock stands before the time that was saved.
+  const StoreTime back("another-boot " + std::to_string(before) + " 5 99999999999999");
+  CHECK(back.now() > before + std::chrono::milliseconds(kMaxTtl).count());
+  // Another boot, an hour of wall time later.
+  const auto wall =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  const StoreTime later("another-boot 1000 5 " + std::to_string(wall - 3'600'000));
+  CHECK(later.now() >= 3'601'000);
+  CHECK(later.now() < 3'700'000);
+}
+
+TEST_CASE("A directory in use by another process is a clear error", "[dht][rocksdb]") {
+  const TemporaryDirectory directory;
+  const auto store = open(directory.path());
+  const auto second = RocksDbStore::open(directory.path(), {});
+  REQUIRE_FALSE(second.has_value());
+  CHECK(second.error().code == Errc::kUnavailable);
+  CHECK(second.error().message.find(directory.path().string()) != std::string::npos);
+  CHECK(second.error().message.find(std::to_string(::getpid())) != std::string::npos);
+}
+
+TEST_CASE("A database of somebody else is left alone", "[dht][rocksdb][b2]") {
+  const TemporaryDirectory directory;
+  std::filesystem::create_directories(directory.path() / "records");
+  std::ofstream(directory.path() / "records" / "CURRENT") << "MANIFEST-000001\n";
+  const auto store = RocksDbStore::open(directory.path(), {});
+  REQUIRE_FALSE(store.has_value());
+  CHECK(store.error().message.find("format") != std::string::npos);
+  CHECK(std::filesystem::exists(directory.path() / "records" / "CURRENT"));
+}
+
+TEST_CASE("A damaged database is moved aside and made anew", "[dht][rocksdb][d14]") {
+  const TemporaryDirectory directory;
+  {
+    const auto store = open(directory.path());
+    put(*store, live("k", "v", 1h));
+    store->flush();
+  }
+  std::ofstream(directory.path() / "records" / "CURRENT") << "MANIFEST-999999\n";
+  const auto store = open(directory.path());
+  CHECK(put(*store, live("l", "w", 1h)) == PutOutcome::kStored);
+  store->flush();
+  CHECK(value_of(*store, "l") == "w");
+  CHECK(std::filesystem::exists(directory.path() / "records.damaged"));
+}
+
+/// Run by the next test in a process of its own: RocksDB's threads do not survive a fork without exec.
+TEST_CASE("Writer that is to be killed", "[.child]") {
+  const char* directory = std::getenv("DMOE_TEST_DIRECTORY");
+  REQUIRE(directory != nullptr);
+  const auto store = open(directory);
+  const auto start = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  for (std::uint64_t i = 0;; ++i) {
+    put(*store, live("k" + std::to_string(i % 500), std::string(200, 'x'), 1h, start + i));
+    if (i == 40) std::cout << "writing" << std::endl;
+  }
+}
+
+TEST_CASE("A store killed while writing opens again each time", "[dht][rocksdb][d14]") {
+  const TemporaryDirectory directory;
+  for (int round = 0; round < 12; ++round) {
+    int pipe_ends[2];
+    REQUIRE(::pipe(pipe_ends) == 0);
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      ::setenv("DMOE_TEST_DIRECTORY", directory.path().c_str(), 1);
+      ::dup2(pipe_ends[1], STDOUT_FILENO);
+      ::execl("/proc/self/exe", "dmoe_test_dht", "Writer that is to be killed", nullptr);
+      ::_exit(1);
+    }
+    ::close(pipe_ends[1]);
+    char started = 0;
+    CHECK(::read(pipe_ends[0], &started, 1) == 1);  // Nothing to read: the child could not open.
+    CHECK(started == 'w');
+    ::kill(child, SIGKILL);
+    ::close(pipe_ends[0]);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+  }
+  const auto store = open(directory.path());
+  CHECK(put(*store, live("last", "v", 1h)) == PutOutcome::kStored);
+  CHECK_FALSE(std::filesystem::exists(directory.path() / "records.damaged"));
+}
+
+TEST_CASE("A node with a data directory serves its records after a restart", "[dht][udp][rocksdb]") {
+  const TemporaryDirectory directory;
+  Loopback loopback;
+  ServiceOptions options;
+  options.data_dir = directory.path();
+  {
+    const auto service = loopback.start(options);
+    REQUIRE(store(*service, "k", "v").has_value());
+  }
+  const auto service = loopback.start(options);
+  CHECK(text_of(find(*service, "k")) == "v");
+  const auto second = Service::start(loopback.io(), net::Identity::generate(), options);
+  REQUIRE_FALSE(second.has_value());
+  CHECK(second.error().code == Errc::kUnavailable);
+}
+
+}  // namespace
+}  // namespace dmoe::dht::test
