@@ -1,6 +1,8 @@
 #include "net/client_pool.hpp"
 
 #include <kj/exception.h>
+#include "net/frame_memory.hpp"
+
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 
@@ -17,6 +19,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 namespace {
+
+constexpr std::chrono::seconds kKeepFrameMemory{5};
 
 std::string describe_call(schema::Call::Reader call) {
   switch (call.which()) {
@@ -324,6 +328,7 @@ void RpcClient::Pool::tick() {
     }
   }
   forget_idle_peers(now);
+  trim_frame_memory(kKeepFrameMemory);
   if (!peers_.empty()) schedule_tick();
 }
 

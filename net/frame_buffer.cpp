@@ -1,43 +1,16 @@
 #include "net/frame_buffer.hpp"
 
-#include <sys/mman.h>
+#include "net/frame_memory.hpp"
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
 namespace dmoe::net {
 namespace {
 
-constexpr std::size_t kSmallest = 8UL * 1024;         ///< A control frame or a row fits without a second allocation.
-constexpr std::size_t kMapFrom = 1024UL * 1024;       ///< From here pages are mapped, so untouched ones cost nothing.
-constexpr std::size_t kHugePage = 2UL * 1024 * 1024;  ///< x86-64 and arm64 with 4 KiB base pages.
-constexpr std::align_val_t kAlignment{64};            ///< A cache line; Cap'n Proto needs 8.
-
-std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
-
-std::uint8_t* map_pages(std::size_t size) {
-  void* pages = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (pages == MAP_FAILED) throw std::bad_alloc();
-  // First touch of 4 KiB pages costs about as much as the copy out of the socket; huge pages make it cheap.
-  if (size >= 2 * kHugePage) ::madvise(pages, size, MADV_HUGEPAGE);
-  return static_cast<std::uint8_t*>(pages);
-}
-
-std::uint8_t* allocate(std::size_t size) {
-  return size >= kMapFrom ? map_pages(size) : static_cast<std::uint8_t*>(::operator new(size, kAlignment));
-}
-
-void deallocate(std::uint8_t* bytes, std::size_t size) noexcept {
-  if (bytes == nullptr) return;
-  if (size >= kMapFrom) {
-    ::munmap(bytes, size);
-  } else {
-    ::operator delete(bytes, kAlignment);
-  }
-}
+constexpr std::size_t kSmallest = 8UL * 1024;  ///< A control frame or a row fits without a second allocation.
 
 }  // namespace
 
@@ -74,14 +47,15 @@ void FrameBuffer::consume(std::size_t n) noexcept {
 void FrameBuffer::grow(std::size_t wanted) {
   // A frame in one piece announces its size; doubling is for peers that send it in many.
   const std::size_t doubled = size_ == 0 ? 0 : std::min(2 * size_, max_size_);
-  const std::size_t capacity = round_up(std::max({wanted, doubled, kSmallest}), 4'096);
-  std::uint8_t* bytes = allocate(capacity);
-  if (size_ > 0) std::memcpy(bytes, bytes_, size_);
-  deallocate(std::exchange(bytes_, bytes), std::exchange(capacity_, capacity));
+  const auto block = allocate_frame(std::max({wanted, doubled, kSmallest}));
+  if (size_ > 0) std::memcpy(block.bytes, bytes_, size_);
+  if (bytes_ != nullptr) free_frame({bytes_, capacity_});
+  bytes_ = block.bytes;
+  capacity_ = block.size;
 }
 
 void FrameBuffer::release() noexcept {
-  deallocate(std::exchange(bytes_, nullptr), std::exchange(capacity_, 0));
+  if (bytes_ != nullptr) free_frame({std::exchange(bytes_, nullptr), std::exchange(capacity_, 0)});
   size_ = 0;
 }
 

@@ -1,6 +1,7 @@
 #include "net/rpc_server.hpp"
 
 #include "net/acceptor.hpp"
+#include "net/frame_memory.hpp"
 #include "net/server_state.hpp"
 #include "net/session.hpp"
 
@@ -16,6 +17,8 @@ namespace dmoe::net {
 namespace asio = boost::asio;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kKeepFrameMemory{5};
 
 /// Owns the acceptor and the timers; runs on one strand. Sessions run on theirs.
 class RpcServer::Impl : public std::enable_shared_from_this<Impl> {
@@ -74,6 +77,7 @@ class RpcServer::Impl : public std::enable_shared_from_this<Impl> {
       if (failure) return;
       const auto now = Clock::now();
       self->for_each_session([now](Session& session) { session.tick(now); });
+      trim_frame_memory(kKeepFrameMemory);
       self->schedule_tick();
     });
   }
