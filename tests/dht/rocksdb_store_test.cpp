@@ -11,7 +11,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <iostream>
 
 namespace dmoe::dht::test {
 namespace {
@@ -145,6 +144,8 @@ TEST_CASE("A damaged database is moved aside and made anew", "[dht][rocksdb][d14
   CHECK(std::filesystem::exists(directory.path() / "records.damaged"));
 }
 
+constexpr int kReportTo = 9;  // A descriptor that nothing else has.
+
 /// Run by the next test in a process of its own: RocksDB's threads do not survive a fork without exec.
 TEST_CASE("Writer that is to be killed", "[.child]") {
   const char* directory = std::getenv("DMOE_TEST_DIRECTORY");
@@ -153,7 +154,7 @@ TEST_CASE("Writer that is to be killed", "[.child]") {
   const auto start = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
   for (std::uint64_t i = 0;; ++i) {
     put(*store, live("k" + std::to_string(i % 500), std::string(200, 'x'), 1h, start + i));
-    if (i == 40) std::cout << "writing" << std::endl;
+    if (i == 40) REQUIRE(::write(kReportTo, "w", 1) == 1);
   }
 }
 
@@ -166,7 +167,7 @@ TEST_CASE("A store killed while writing opens again each time", "[dht][rocksdb][
     REQUIRE(child >= 0);
     if (child == 0) {
       ::setenv("DMOE_TEST_DIRECTORY", directory.path().c_str(), 1);
-      ::dup2(pipe_ends[1], STDOUT_FILENO);
+      ::dup2(pipe_ends[1], kReportTo);
       ::execl("/proc/self/exe", "dmoe_test_dht", "Writer that is to be killed", nullptr);
       ::_exit(1);
     }

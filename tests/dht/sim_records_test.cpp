@@ -90,7 +90,7 @@ TEST_CASE("A publisher whose clock went back replaces its own newer record", "[d
   world.run_for(30s);
   const auto stored = world.store(host, request("k", "new"));
   REQUIRE(stored.has_value());
-  CHECK(text_of(world.find(world.host(11), dht::Key::of("k"), {.quorum = 0})) == "new");
+  CHECK(text_of(world.find(world.host(11), dht::Key::of("k"), {.quorum = 0, .deadline = {}})) == "new");
 }
 
 TEST_CASE("The newest sequence is what readers see", "[dht][sim]") {
@@ -98,7 +98,7 @@ TEST_CASE("The newest sequence is what readers see", "[dht][sim]") {
   world.grow(40);
   for (int i = 0; i < 5; ++i) {
     REQUIRE(world.store(world.host(3), request("k", "v" + std::to_string(i))).has_value());
-    CHECK(text_of(world.find(world.host(30), dht::Key::of("k"), {.quorum = 2})) == "v" + std::to_string(i));
+    CHECK(text_of(world.find(world.host(30), dht::Key::of("k"), {.quorum = 2, .deadline = {}})) == "v" + std::to_string(i));
   }
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("Two publishers under one key do not touch each other", "[dht][sim][f3
   world.grow(30);
   REQUIRE(world.store(world.host(1), request("k", "mine")).has_value());
   REQUIRE(world.store(world.host(2), request("k", "theirs", 20min)).has_value());
-  const auto found = world.find(world.host(12), dht::Key::of("k"), {.quorum = 3});
+  const auto found = world.find(world.host(12), dht::Key::of("k"), {.quorum = 3, .deadline = {}});
   REQUIRE(found.has_value());
   std::set<std::string> values;
   for (const auto& live : found->records) values.emplace(live.record.value.begin(), live.record.value.end());
@@ -167,7 +167,7 @@ TEST_CASE("A tombstone hides a record at once", "[dht][sim][b26]") {
   REQUIRE(world.store(world.host(1), tombstone).has_value());
   world.run_for(2s);
   for (std::size_t i = 0; i < world.size(); ++i) {
-    CHECK(text_of(world.find(world.host(i), dht::Key::of("k"), {.quorum = 2, .allow_cached = false})).empty());
+    CHECK(text_of(world.find(world.host(i), dht::Key::of("k"), {.quorum = 2, .allow_cached = false, .deadline = {}})).empty());
   }
 }
 
