@@ -13,7 +13,8 @@
 
 #include "dmoe/client.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 #include <CLI/CLI.hpp>
 
 #include <chrono>

@@ -90,19 +90,19 @@ Outcome run_node(const DhtRunOptions& options) {
   if (!service_options) return wrong_use(service_options.error().message);
   auto announce = addresses_to_announce(service_options->listen, to_endpoints(options.announce));
   if (!announce) return wrong_use(announce.error().message);
+  StopSignals signals;
   const auto key_file = identity_file(options, *service_options->data_dir);
   if (!key_file) return failed("cannot keep a key", key_file.error());
   const auto identity = net::Identity::load_or_create(*key_file);
   if (!identity) return failed("cannot use the key", identity.error());
 
-  StopSignals signals;
   IoThread io;
   auto service = dht::Service::start(io.context(), *identity, *service_options);
   if (!service) return failed("cannot start the DHT node", service.error());
   if (const auto joined = join(**service, signals); !joined) {
     if (signals.requested()) return done();
     if (!options.allow_alone) {
-      return failed("cannot join the network (or start it with --allow-alone)", joined.error());
+      return failed("cannot join the network (to start anyway, and keep trying, add --allow-alone)", joined.error());
     }
     spdlog::warn("alone for now, and trying again: {}", joined.error().message);
   }

@@ -2,7 +2,7 @@
 
 #include "cli/idx_file.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>

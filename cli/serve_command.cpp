@@ -42,6 +42,14 @@ void warn_of_few_files() {
   }
 }
 
+Outcome explain(Error error, const ServeOptions& options) {
+  if (error.code == Errc::kUnavailable && error.message.find("initial peer") != std::string::npos &&
+      !options.allow_alone) {
+    error.message += "; check these addresses, or start without them for now with --allow-alone";
+  }
+  return failed("cannot serve", error);
+}
+
 Outcome serve(const ServeOptions& options) {
   auto server_options = to_server_options(options);
   if (!server_options) return wrong_use(server_options.error().message);
@@ -57,7 +65,7 @@ Outcome serve(const ServeOptions& options) {
   auto server = expert_server::Server::start(*server_options, abort.get_token());
   if (!server) {
     if (signals.requested()) return done();  // Told to stop before it was up: nothing to undo.
-    return failed("cannot serve", server.error());
+    return explain(server.error(), options);
   }
   const ReadyLine line = describe_server(**server, *server_options);
   std::fputs(startup_report(line, join_command(options)).c_str(), stdout);

@@ -11,7 +11,8 @@
 
 #include "dmoe/client.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 

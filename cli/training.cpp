@@ -1,7 +1,9 @@
 #include "cli/training.hpp"
 
 #include <spdlog/spdlog.h>
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/adam.h>
+#include <torch/types.h>
 
 #include <cmath>
 

@@ -40,6 +40,8 @@ cli::ChildProcess spawn_node(const std::filesystem::path& directory, const std::
 
 }  // namespace
 
+std::filesystem::path program_under_test() { return DMOE_PROGRAM; }
+
 Finished run_dmoe(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
   const cli::TemporaryDirectory directory = test_directory();
   cli::ChildOptions options;

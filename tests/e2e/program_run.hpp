@@ -18,6 +18,9 @@ namespace dmoe::test {
 inline constexpr std::chrono::seconds kPatience{60};
 inline std::chrono::steady_clock::time_point patience_ends() { return std::chrono::steady_clock::now() + kPatience; }
 
+/// The `dmoe` program.
+std::filesystem::path program_under_test();
+
 /// What a finished program left.
 struct Finished {
   cli::ExitStatus status;
@@ -31,9 +34,8 @@ Finished run_dmoe(const std::vector<std::string>& arguments, const std::vector<s
 /// A `dmoe serve` or `dmoe dht run` that is up.
 class RunningNode {
  public:
-  /// Adds `--listen 127.0.0.1:0` (unless given) and `--ready-fd`, and waits for the ready line. Throws when there is
-  /// none, with the program's output. Logs go to `<directory>/<name>.log`; without --data-dir in `arguments`, the data
-  /// to `<directory>/<name>`.
+  /// Adds `--listen 127.0.0.1:0`, `--data-dir` (unless given) and `--ready-fd`, and waits for the ready line. Throws
+  /// when there is none, with the program's output. Logs go to `<directory>/<name>.log`, data to `<directory>/<name>`.
   RunningNode(const std::filesystem::path& directory, const std::string& name, std::vector<std::string> arguments);
 
   const cli::ReadyLine& ready() const noexcept { return ready_; }
