@@ -6,7 +6,7 @@
 #include "tests/dmoe/expert_host.hpp"
 #include "tests/gating/memory_directory.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <map>
 #include <memory>
