@@ -7,7 +7,9 @@
 #include "dmoe/remote_node.hpp"
 #include "gating/beam_search.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <ostream>
 #include <sstream>
@@ -191,7 +193,8 @@ torch::Tensor DMoEImpl::mix(const std::vector<torch::Tensor>& logits, const torc
   weights = weights * where;
   const auto dtype = at::promote_types(weights.scalar_type(), outputs.scalar_type());
   const auto flat = outputs.flatten(2).to(dtype);
-  return weights.to(outputs.device(), dtype).unsqueeze(1).bmm(flat);
+  // Not bmm: a [1, k] × [k, out] product per row costs ten times as much here, most of it waking and spinning threads.
+  return (weights.to(outputs.device(), dtype).unsqueeze(2) * flat).sum(1);
 }
 
 LayerStats DMoEImpl::stats() const { return counters_->stats(); }
