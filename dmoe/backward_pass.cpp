@@ -3,7 +3,7 @@
 #include "dmoe/finite.hpp"
 #include "dmoe/server_health.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include "dmoe/server_health.hpp"
 #include "dmoe/single_call.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <ostream>
 #include <random>

@@ -1,7 +1,8 @@
 #include "dmoe/remote_node.hpp"
 
 #include <torch/csrc/autograd/variable.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <mutex>
 #include <stdexcept>

@@ -1,6 +1,6 @@
 #include "expert_server/finite.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <cmath>

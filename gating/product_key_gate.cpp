@@ -1,6 +1,8 @@
 #include "gating/product_key_gate.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <numeric>
 #include <ostream>
