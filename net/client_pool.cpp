@@ -42,11 +42,10 @@ std::string millis_text(Clock::duration duration) {
   return std::to_string(std::chrono::duration_cast<milliseconds>(duration).count()) + " ms";
 }
 
-LinkOptions link_options_of(const RpcClientOptions& options, bool bulk) {
+LinkOptions link_options_of(const RpcClientOptions& options) {
   LinkOptions link;
   link.peer = ReceivedFrame::From::kServer;
   link.max_frame_bytes = options.max_frame_bytes;
-  link.write_buffer_bytes = bulk ? 512UL * 1024 : 64UL * 1024;
   link.handshake_timeout = options.connect_timeout;
   link.ping_after = options.keepalive;
   link.dead_after = 2 * options.keepalive;
@@ -154,8 +153,8 @@ Result<std::shared_ptr<Connection>> RpcClient::Pool::connection_for(const Endpoi
   if (now < peer.retry_at) {
     return Error{Errc::kUnavailable, peer.failure + "; the next attempt is in " + millis_text(peer.retry_at - now), {}};
   }
-  lane = std::make_shared<Connection>(strand_, endpoint, bulk, link_options_of(options_, bulk),
-                                      options_.connect_timeout, weak_from_this());
+  lane = std::make_shared<Connection>(strand_, endpoint, bulk, link_options_of(options_), options_.connect_timeout,
+                                      weak_from_this());
   // Later: a dial that fails at once must not end a call inside the function that starts it.
   asio::post(strand_, [connection = lane] {
     if (!connection->closed()) connection->dial();

@@ -33,7 +33,9 @@ using WebSocket = boost::beast::websocket::stream<TcpSocket, /*deflateSupported=
 struct LinkOptions {
   ReceivedFrame::From peer = ReceivedFrame::From::kClient;
   std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
-  std::size_t write_buffer_bytes = 64UL * 1024;         ///< Masked bytes per write; only a client's link masks.
+  /// Bytes that are masked and written at a time; only a client's link masks. Measured: what fits the first-level cache
+  /// costs least, copy, mask and the kernel's copy together.
+  std::size_t write_buffer_bytes = 32UL * 1024;
   std::chrono::milliseconds handshake_timeout{10'000};  ///< Also of the closing handshake.
   std::chrono::milliseconds ping_after{20'000};         ///< Silence after which the peer is pinged.
   std::chrono::milliseconds dead_after{40'000};         ///< Silence after which the peer counts as gone.

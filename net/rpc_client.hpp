@@ -64,7 +64,8 @@ class RpcClient {
   boost::asio::awaitable<Result<IncomingReply>> call(Endpoint endpoint, std::chrono::steady_clock::time_point deadline,
                                                      std::function<void(schema::Call::Builder, Attachments&)> fill);
 
-  /// Fails what is in flight with kCancelled, closes every connection, refuses new calls. Idempotent.
+  /// Fails what is in flight with kCancelled, closes every connection, refuses new calls. Idempotent. The callbacks run
+  /// on the executor as ever, so possibly after this returned and after the client is gone.
   void stop();
 
  private:

@@ -51,6 +51,7 @@ class RpcServer::Impl : public std::enable_shared_from_this<Impl> {
 
   void stop(std::chrono::milliseconds grace, std::function<void()> done) {
     stop_accepting();
+    state_->stopped = true;
     asio::post(strand_, [self = shared_from_this(), grace, done = std::move(done)]() mutable {
       self->shut_down(grace, std::move(done));
     });

@@ -62,7 +62,8 @@ struct RpcServerOptions {
 
 /// Accepts connections. A GET is answered by the route of its exact path; an upgrade becomes a call connection.
 /// Malformed bytes cost the sender its connection, never the process. Runs on the given io_context, whose threads
-/// are the caller's; handlers run there and must not block.
+/// are the caller's; handlers run there and must not block. Handlers may run until `stop` has called its `done`; the
+/// io_context outlives the server and every IncomingCall.
 class RpcServer {
  public:
   using CallHandler = std::function<void(IncomingCall)>;

@@ -60,6 +60,7 @@ struct ServerState {
   const ServerCounters counters;
   std::map<std::string, RpcServer::HttpHandler, std::less<>> routes;  ///< Set before `listen`, read-only after.
   std::atomic<bool> draining{false};                                  ///< New calls are refused.
+  std::atomic<bool> stopped{false};  ///< So are HTTP requests: what the routes look at may be gone.
 
  private:
   std::shared_ptr<Session> oldest_idle() const;

@@ -124,6 +124,7 @@ void Session::handle(Request request) {
 Session::Response Session::answer(const Request& request) const {
   const auto version = request.version();
   if (path_of(request.target()) == kRpcPath) return refusal(request);
+  if (server_->stopped) return plain(http::status::service_unavailable, version, "this server is shutting down\n");
   const auto route = server_->routes.find(path_of(request.target()));
   if (route == server_->routes.end()) {
     std::string known;

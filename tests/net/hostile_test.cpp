@@ -1,4 +1,6 @@
 // Frames that lie, sent over a real socket: the sender loses its connection, the server serves on.
+// f9 (a replayed backward is applied once) does not fit yet: calls carry no proof of who made them, so a replay on a
+// new connection is just another call. It needs authentication first.
 #include "net/rpc_message.hpp"
 #include "tests/net/raw_peer.hpp"
 #include "tests/net/rpc_fixture.hpp"
