@@ -26,7 +26,7 @@ void Answerer::on_request(const Address& source, const wire::Message& message, s
 
 /// A known id at a new address: whoever is known is asked first, and the stranger answered when that is settled.
 bool Answerer::identity_is_elsewhere(const Address& source, const wire::Message& message, std::size_t size) {
-  const NodeId id = net::peer_id_of(message.sender);
+  const NodeId& id = message.sender_id;
   const Contact* known = core_.table.find(id);
   if (known == nullptr || known->address == source) return false;
   if (challenged_.contains(id) || challenged_.size() >= kMaxChallenges) return true;
@@ -37,12 +37,12 @@ bool Answerer::identity_is_elsewhere(const Address& source, const wire::Message&
   challenge.body = wire::Ping{};
   challenge.repeats = 2;
   challenge.fresh_proof = true;
-  challenge.on_reply = [this, id, source, message, size, at = known->address](const wire::Message&,
-                                                                              const wire::Reply&) {
+  challenge.on_reply = [this, id = id, source, message, size, at = known->address](const wire::Message&,
+                                                                                   const wire::Reply&) {
     challenged_.erase(id);
     answer(source, message, size, at);
   };
-  challenge.on_failure = [this, id, source, message, size] {
+  challenge.on_failure = [this, id = id, source, message, size] {
     challenged_.erase(id);
     core_.table.remove(id);
     answer(source, message, size, {});
@@ -57,7 +57,7 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
   const bool trusted = core_.jar.valid(message.cookie, source, now);
   const std::size_t limit = trusted ? kMaxDatagram : std::min(size, kMaxDatagram);
   const std::size_t room = limit > wire::kReplyOverhead ? limit - wire::kReplyOverhead : 0;
-  const NodeId id = net::peer_id_of(message.sender);
+  const NodeId& id = message.sender_id;
 
   wire::Reply reply;
   reply.observed = source;

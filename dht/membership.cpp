@@ -73,7 +73,7 @@ void Membership::try_beacons() {
     ping.body = wire::Ping{};
     ping.repeats = 2;
     ping.on_reply = [this, to = address](const wire::Message& message, const wire::Reply&) {
-      on_beacon(net::peer_id_of(message.sender), to);
+      on_beacon(message.sender_id, to);
     };
     core_.requests.start(std::move(ping));
   }
@@ -211,7 +211,7 @@ void Membership::tick() {
       ping.body = wire::Ping{};
       ping.on_reply = [this, address](const wire::Message& message, const wire::Reply&) {
         buckets_filled_ = false;
-        on_beacon(net::peer_id_of(message.sender), address);
+        on_beacon(message.sender_id, address);
       };
       core_.requests.start(std::move(ping));
     }

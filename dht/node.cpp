@@ -137,6 +137,7 @@ class Node::Impl {
   bool stopped_ = false;
   TimePoint next_save_;
   std::uint64_t knock_nonce_ = 0;
+  bool knocked_by_known_ = false;
   std::function<void(Reach)> on_knock_;
 };
 
@@ -159,6 +160,7 @@ void Node::Impl::tick() {
   answerer_.expire_assemblies();
   membership_.tick();
   replicator_.tick();
+  publisher_.tick();
   if (core_.clock.now() >= next_save_) {
     next_save_ = core_.clock.now() + kSaveTable;
     save_table();
@@ -275,13 +277,18 @@ void Node::Impl::start(const std::shared_ptr<Finding>& finding) {
 
 void Node::Impl::on_knock(const Address& from, std::uint64_t nonce) {
   // From somebody we had written to, it may only have come through the hole that we made.
-  if (!on_knock_ || nonce != knock_nonce_ || core_.book.find(from) != nullptr) return;
+  if (!on_knock_ || nonce != knock_nonce_) return;
+  if (core_.book.find(from) != nullptr) {
+    knocked_by_known_ = true;
+    return;
+  }
   std::exchange(on_knock_, {})(Reach::kReachable);
 }
 
 void Node::Impl::test_reach(std::uint16_t port, std::function<void(Reach)> handler) {
   knock_nonce_ = core_.random() | 1U;
   const auto passed_on = std::make_shared<bool>(false);
+  knocked_by_known_ = false;
   on_knock_ = [this, handler](Reach reach) { core_.post([handler, reach] { handler(reach); }); };
   const auto contacts = core_.table.contacts();
   for (std::size_t i = 0; i < std::min<std::size_t>(contacts.size(), 3); ++i) {
@@ -297,7 +304,7 @@ void Node::Impl::test_reach(std::uint16_t port, std::function<void(Reach)> handl
   }
   core_.after(kKnockWait, [this, nonce = knock_nonce_, passed_on] {
     if (!on_knock_ || nonce != knock_nonce_) return;
-    std::exchange(on_knock_, {})(*passed_on ? Reach::kUnreachable : Reach::kUnknown);
+    std::exchange(on_knock_, {})(*passed_on && !knocked_by_known_ ? Reach::kUnreachable : Reach::kUnknown);
   });
 }
 
@@ -329,7 +336,7 @@ void Node::store(StoreRequest request, std::function<void(Result<StoreReport>)> 
 
 void Node::withdraw(Key key, std::string subkey, std::chrono::milliseconds ttl,
                     std::function<void(Result<StoreReport>)> handler) {
-  store(StoreRequest{key, std::move(subkey), {}, ttl, true}, std::move(handler));
+  store(StoreRequest{key, std::move(subkey), {}, ttl, true, false}, std::move(handler));
 }
 
 void Node::find_many(std::vector<Key> keys, FindOptions options,
@@ -353,7 +360,7 @@ void Node::ping(const Address& address, std::function<void(Result<PingReport>)> 
   request.repeats = 2;
   request.on_reply = [&core, handler, start = core.clock.now()](const wire::Message& message,
                                                                 const wire::Reply& reply) {
-    PingReport report{net::peer_id_of(message.sender), core.clock.now() - start, reply.observed};
+    PingReport report{message.sender_id, core.clock.now() - start, reply.observed};
     core.post([handler, report] { handler(report); });
   };
   request.on_failure = [&core, handler, address] {
@@ -378,6 +385,12 @@ void Node::bootstrap(std::vector<Address> peers, std::function<void()> on_contac
                      std::function<void(const Address&)> on_conflict) {
   assert(clock().on_strand());
   impl_->membership().bootstrap(std::move(peers), std::move(on_contact), std::move(on_conflict));
+}
+
+void Node::set_client(bool client) {
+  assert(clock().on_strand());
+  impl_->core().client = client;
+  impl_->core().requests.set_client(client);
 }
 
 void Node::test_reach(std::uint16_t port, std::function<void(Reach)> handler) {

@@ -32,6 +32,7 @@ struct StoreRequest {
   std::vector<std::uint8_t> value;  ///< At most 64 KiB.
   std::chrono::milliseconds ttl{60'000};
   bool tombstone = false;  ///< Withdraws what lies there; the value is empty then.
+  bool keep = false;       ///< Publish anew at a third of its life, until it is replaced or withdrawn.
 };
 
 struct StoreReport {
@@ -71,7 +72,7 @@ struct NodeStats {
 
 /// How far a node is in the network.
 enum class Reach {
-  kUnknown,      ///< Not tested yet.
+  kUnknown,      ///< Not tested, nobody to test it with, or only nodes came through that had been written to.
   kReachable,    ///< A node that we had not contacted got a datagram through.
   kUnreachable,  ///< It did not: this node acts as a client.
 };
@@ -114,6 +115,9 @@ class Node {
   /// use at another address (that one keeps it). Both may be empty.
   void bootstrap(std::vector<Address> peers, std::function<void()> on_contact,
                  std::function<void(const Address&)> on_conflict);
+
+  /// From now on a client, or a full node again: for a node that learns whether others can reach it.
+  void set_client(bool client);
 
   /// Asks others to reach this node at its observed address with the given port (0: as observed).
   void test_reach(std::uint16_t port, std::function<void(Reach)> handler);

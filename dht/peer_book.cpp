@@ -44,6 +44,7 @@ void PeerBook::heard(const Address& address, Duration round_trip, TimePoint now)
   Peer& peer = at(address, now);
   peer.round_trip.add(round_trip);
   peer.last_heard = now;
+  peer.unheard = 0;
   everybody_.add(round_trip);
 }
 

@@ -27,6 +27,8 @@ struct Peer {
   RoundTrip round_trip;
   TimePoint last_used;
   TimePoint last_heard;
+  std::uint16_t unheard = 0;  ///< Requests sent to it on somebody's word since it was last heard, …
+  TimePoint unheard_since;    ///< … and when the first of them went out.
 };
 
 /// Peers by address; forgets those unused for longest when it has kCapacity of them.

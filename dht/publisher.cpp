@@ -10,6 +10,7 @@ namespace {
 
 constexpr Duration kGroupCommit = std::chrono::milliseconds{10};
 constexpr std::size_t kMaxBatch = 4'096;
+constexpr std::size_t kMaxKept = 16'384;
 
 }  // namespace
 
@@ -22,9 +23,30 @@ void Publisher::add(std::vector<StoreRequest> requests, Handler handler) {
   orders_.insert(order);
   if (stopped_) return stop();
   for (std::size_t i = 0; i < requests.size(); ++i) {
+    keep(requests[i]);
     waiting_.push_back({std::move(requests[i]), order, i, false});
   }
   flush_soon();
+}
+
+/// The newest request for a place decides whether that place is renewed.
+void Publisher::keep(const StoreRequest& request) {
+  auto place = std::make_pair(request.key, request.subkey);
+  if (!request.keep || request.tombstone) {
+    kept_.erase(place);
+    return;
+  }
+  if (kept_.size() >= kMaxKept && !kept_.contains(place)) return;
+  kept_.insert_or_assign(std::move(place), Kept{request, core_.clock.now() + core_.jittered(request.ttl / 3)});
+}
+
+void Publisher::tick() {
+  const TimePoint now = core_.clock.now();
+  std::vector<StoreRequest> due;
+  for (const auto& [place, kept] : kept_) {
+    if (kept.next <= now) due.push_back(kept.request);
+  }
+  if (!due.empty()) add(std::move(due), [](const std::vector<Result<StoreReport>>&) {});
 }
 
 void Publisher::stop() {

@@ -4,6 +4,7 @@
 #include "dht/node_core.hpp"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <unordered_set>
 
@@ -18,6 +19,8 @@ class Publisher {
   explicit Publisher(NodeCore& core) : core_(core) {}
 
   void add(std::vector<StoreRequest> requests, Handler handler);
+  /// About once a second: publishes anew what is to be kept.
+  void tick();
   /// Answers everything that waits or is on its way with kCancelled, and so what comes later.
   void stop();
   /// Sends somebody's signed records to the nodes given, with what remains of their lives; nobody is told.
@@ -37,6 +40,13 @@ class Publisher {
     bool repeated = false;  // Signed anew after a holder knew a newer sequence.
   };
 
+  /// A record that its publisher renews.
+  struct Kept {
+    StoreRequest request;
+    TimePoint next;
+  };
+
+  void keep(const StoreRequest& request);
   void flush_soon();
   void flush();
   std::uint64_t next_sequence();
@@ -45,6 +55,7 @@ class Publisher {
 
   NodeCore& core_;
   std::vector<Waiting> waiting_;
+  std::map<std::pair<Key, std::string>, Kept> kept_;
   std::unordered_set<std::shared_ptr<Order>> orders_;  // Not answered yet.
   bool stopped_ = false;
   std::size_t on_their_way_ = 0;

@@ -8,6 +8,9 @@ namespace {
 
 constexpr Duration kShortestFailure = std::chrono::milliseconds{200};
 constexpr Duration kLongestFailure = std::chrono::milliseconds{3'000};
+constexpr Duration kCookieFresh = std::chrono::minutes{4};    // Shorter than any cookie's life.
+constexpr std::uint16_t kUnheardAllowed = 8;                  // Requests to a silent address that others named …
+constexpr Duration kUnheardWindow = std::chrono::minutes{1};  // … in this time.
 
 wire::Message message_of(const Request& request) {
   wire::Message message;
@@ -31,6 +34,7 @@ Requests::~Requests() { stop(); }
 
 void Requests::stop() {
   stopped_ = true;
+  alive_.reset();
   if (armed_) clock_.cancel(timer_);
   armed_.reset();
   // Handlers may own what owns this object: they are destroyed only after the containers are empty.
@@ -40,11 +44,31 @@ void Requests::stop() {
 
 void Requests::start(Request request) {
   if (stopped_) return;
+  if (is_spared(request)) {
+    clock_.post([watched = std::weak_ptr<const bool>(alive_), failed = std::move(request.on_failure)] {
+      if (failed && !watched.expired()) failed();
+    });
+    return;
+  }
   if (in_window_ >= kWindow) {
     waiting_.push_back(std::move(request));
     return;
   }
   launch(std::move(request));
+}
+
+/// Whether an address that never answered has had enough: whoever names a victim a thousand times shall not have it
+/// flooded by this node.
+bool Requests::is_spared(const Request& request) {
+  if (!request.expected) return false;  // Given by this node's owner, not named by a stranger.
+  const TimePoint now = clock_.now();
+  Peer& peer = book_.at(request.to, now);
+  if (now - peer.unheard_since > kUnheardWindow) {
+    peer.unheard = 0;
+    peer.unheard_since = now;
+  }
+  if (peer.last_heard != TimePoint{}) return false;
+  return ++peer.unheard > kUnheardAllowed;
 }
 
 void Requests::launch(Request request) {
@@ -68,14 +92,18 @@ void Requests::launch(Request request) {
 void Requests::transmit(std::uint64_t transaction, Flight& flight) {
   wire::Message message = message_of(flight.request);
   message.transaction = transaction;
-  message.cookie = book_.at(flight.request.to, clock_.now()).cookie;
+  const TimePoint now = clock_.now();
+  const Peer& peer = book_.at(flight.request.to, now);
+  message.cookie = peer.cookie;
   message.sender = signer_.public_key();
   message.client = client_;
   message.prove = flight.proving;
   if (!wire::encode(message, buffer_)) return;  // It will fail like a lost one; callers budget their sizes.
-  // Without a cookie the reply may be no larger than this request, so the request is made as large as a reply can be.
-  if (message.cookie == 0) buffer_.pad_to(kMaxDatagram);
-  flight.last_sent = clock_.now();
+  // Without a good cookie the reply may be no larger than this request, so the request is made as large as a reply can
+  // be. A knock wants no reply.
+  const bool cookie_is_good = message.cookie != 0 && now - peer.last_heard < kCookieFresh;
+  if (!cookie_is_good && !std::holds_alternative<wire::Probe>(message.body)) buffer_.pad_to(kMaxDatagram);
+  flight.last_sent = now;
   ++sent_;
   network_.send(flight.request.to, buffer_.bytes());
 }
@@ -150,7 +178,7 @@ bool Requests::proof_holds(const wire::Message& message, const wire::Reply& repl
 bool Requests::on_reply(const Address& source, const wire::Message& message, wire::Reply& reply) {
   const auto found = in_flight_.find(message.transaction);
   if (found == in_flight_.end() || found->second->request.to != source) return false;
-  const NodeId id = net::peer_id_of(message.sender);
+  const NodeId& id = message.sender_id;
   if (found->second->proving && !proof_holds(message, reply)) return false;
   // Our own key answers: our own socket, or a copy of our key. Neither is a peer.
   if (message.sender == signer_.public_key()) return fail(message.transaction), true;

@@ -75,6 +75,7 @@ class Requests {
     friend bool operator>(const Wake& a, const Wake& b) { return a.when > b.when; }
   };
 
+  bool is_spared(const Request& request);
   void launch(Request request);
   void transmit(std::uint64_t transaction, Flight& flight);
   void wake_at(TimePoint when, std::uint64_t transaction);
@@ -103,6 +104,7 @@ class Requests {
   wire::Buffer buffer_;
   std::uint64_t sent_ = 0;
   bool stopped_ = false;
+  std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);  // Posted failures watch it.
 };
 
 }  // namespace dmoe::dht

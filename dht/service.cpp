@@ -57,7 +57,7 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
       }
       self->bootstrap_ = std::make_shared<Bootstrap>(
           *self->node_, self->clock_, Bootstrap::Accepts{self->network_->takes_v4(), self->network_->takes_v6()},
-          self->options_.initial_peers, self->options_.join_timeout);
+          self->options_.initial_peers, self->options_.join_timeout, !self->options_.client_only);
       self->bootstrap_->start(std::move(handler));
     });
   }

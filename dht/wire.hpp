@@ -111,6 +111,7 @@ struct Message {
   std::uint64_t transaction = 0;
   std::uint64_t cookie = 0;
   net::PublicKey sender{};
+  NodeId sender_id{};  ///< Of a decoded message: the SHA-256 of `sender`.
   bool client = false;
   bool prove = false;
   std::variant<Ping, Find, Store, Chunk, Fetch, Probe, Reply> body;

@@ -215,6 +215,7 @@ Message get(schema::Datagram::Reader in) {
   save(message.sender.data() + 8, in.getSender1());
   save(message.sender.data() + 16, in.getSender2());
   save(message.sender.data() + 24, in.getSender3());
+  message.sender_id = net::peer_id_of(message.sender);
   switch (in.which()) {
     case schema::Datagram::PING: message.body = Ping{}; break;
     case schema::Datagram::FIND: message.body = get(in.getFind()); break;

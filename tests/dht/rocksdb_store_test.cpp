@@ -5,6 +5,8 @@
 #include "tests/dht/service_fixture.hpp"
 #include "tests/support/catch.hpp"
 
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -183,6 +185,71 @@ TEST_CASE("A store killed while writing opens again each time", "[dht][rocksdb][
   const auto store = open(directory.path());
   CHECK(put(*store, live("last", "v", 1h)) == PutOutcome::kStored);
   CHECK_FALSE(std::filesystem::exists(directory.path() / "records.damaged"));
+}
+
+/// Run by the next test in a process of its own, which may mount.
+TEST_CASE("Store on a disk that fills up", "[.child]") {
+  const char* directory = std::getenv("DMOE_TEST_DIRECTORY");
+  REQUIRE(directory != nullptr);
+  REQUIRE(::unshare(CLONE_NEWNS) == 0);
+  REQUIRE(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0);
+  REQUIRE(::mount("none", directory, "tmpfs", 0, "size=40m") == 0);
+  const std::filesystem::path filler = std::filesystem::path(directory) / "filler";
+  const auto fill = [&] {
+    std::ofstream out(filler, std::ios::binary | std::ios::app);
+    const std::vector<char> block(1U << 16U, 'x');
+    while (out.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+    }
+  };
+  constexpr int kRecords = 2'000;
+  const std::filesystem::path data = std::filesystem::path(directory) / "dht";
+  {
+    const auto store = open(data);
+    for (int i = 0; i < kRecords; ++i) put(*store, live("before" + std::to_string(i), std::string(500, 'a'), 1h));
+    store->flush();
+    fill();
+    for (int i = 0; i < kRecords; ++i) {
+      REQUIRE(put(*store, live("during" + std::to_string(i), std::string(500, 'b'), 1h)) == PutOutcome::kStored);
+    }
+    while (!store->stats().degraded) std::this_thread::yield();
+    // It serves on: what was there, and what came since.
+    CHECK(value_of(*store, "before7") == std::string(500, 'a'));
+    CHECK(value_of(*store, "during1999") == std::string(500, 'b'));
+    std::filesystem::remove(filler);
+    while (store->stats().degraded) std::this_thread::yield();
+    store->flush();
+  }
+  {
+    const auto store = open(data);
+    for (int i = 0; i < kRecords; ++i) {
+      REQUIRE(value_of(*store, "before" + std::to_string(i)).has_value());
+      REQUIRE(value_of(*store, "during" + std::to_string(i)).has_value());
+    }
+    // And a process that ends while the disk is full starts again.
+    fill();
+    for (int i = 0; i < kRecords; ++i) put(*store, live("late" + std::to_string(i), std::string(500, 'c'), 1h));
+  }
+  std::filesystem::remove(filler);
+  const auto store = open(data);
+  CHECK(put(*store, live("last", "v", 1h)) == PutOutcome::kStored);
+  CHECK(value_of(*store, "before7") == std::string(500, 'a'));
+}
+
+TEST_CASE("A full disk means memory until there is space", "[dht][rocksdb][d12]") {
+  const TemporaryDirectory directory;
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // Where mounting is not allowed there is nothing to see.
+    if (::unshare(CLONE_NEWNS) != 0) ::_exit(0);
+    ::setenv("DMOE_TEST_DIRECTORY", directory.path().c_str(), 1);
+    ::execl("/proc/self/exe", "dmoe_test_dht", "Store on a disk that fills up", nullptr);
+    ::_exit(1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("A node with a data directory serves its records after a restart", "[dht][udp][rocksdb]") {

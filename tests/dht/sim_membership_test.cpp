@@ -95,7 +95,7 @@ TEST_CASE("No key of a network with unreachable nodes is lost", "[dht][sim][b19]
 
 TEST_CASE("A node behind NAT learns that nobody reaches it and others that they are reached", "[dht][sim][b18]") {
   World world(test::seed());
-  world.grow(20);
+  world.grow(150);
   for (const bool hidden : {true, false}) {
     Host& host = world.add_host();
     host.behind_nat = hidden;
@@ -104,8 +104,12 @@ TEST_CASE("A node behind NAT learns that nobody reaches it and others that they 
     // Asked at the first contact: whoever is asked to knock is a stranger then.
     host.start_node({.client_only = true}).bootstrap({world.host(0).address}, [&] { contacted = true; }, {});
     REQUIRE(world.run_until([&] { return contacted; }));
-    host.node().test_reach(0, [&](dht::Reach result) { reach = result; });
-    REQUIRE(world.run_until([&] { return reach.has_value(); }));
+    // Only a stranger's knock tells; where an acquaintance happened to be asked to, it is tried again.
+    for (int attempt = 0; attempt < 8 && (!reach || *reach == dht::Reach::kUnknown); ++attempt) {
+      reach.reset();
+      host.node().test_reach(0, [&](dht::Reach result) { reach = result; });
+      REQUIRE(world.run_until([&] { return reach.has_value(); }));
+    }
     CHECK(*reach == (hidden ? dht::Reach::kUnreachable : dht::Reach::kReachable));
   }
 }
