@@ -114,26 +114,20 @@ class Scenario {
     double datagrams;
   };
 
-  /// One after the other from random nodes. Background traffic is measured apart and taken off.
+  /// One after the other from random nodes.
   Finds finds() {
     Finds result{{}, 0, 0};
     std::size_t found_count = 0;
-    const std::uint64_t quiet_before = world_.datagrams;
-    const TimePoint quiet_start = world_.now();
-    world_.run_for(5s);
-    const double background =
-        static_cast<double>(world_.datagrams - quiet_before) / milliseconds(world_.now() - quiet_start);
-    const std::uint64_t before = world_.datagrams;
-    const TimePoint start = world_.now();
+    std::size_t requests = 0;
     for (std::size_t i = 0; i < kFinds; ++i) {
       const TimePoint began = world_.now();
       const auto found = world_.find(some_node(), key(world_.random() % kKeys), {.deadline = began + 30s});
       result.times.push_back(milliseconds(world_.now() - began));
       found_count += found.has_value() && !found->records.empty() ? 1 : 0;
+      if (found.has_value()) requests += found->requests;
     }
     result.success = static_cast<double>(found_count) / kFinds;
-    const double extra = background * milliseconds(world_.now() - start);
-    result.datagrams = std::max(0.0, (static_cast<double>(world_.datagrams - before) - extra) / kFinds);
+    result.datagrams = 2.0 * static_cast<double>(requests) / kFinds;  // Each with its answer.
     return result;
   }
 

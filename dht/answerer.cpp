@@ -124,6 +124,7 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
   wire::KeyRecords found;
   found.index = static_cast<std::uint8_t>(index);
   std::size_t used = wire::kKeyRecordsOverhead;
+  const std::size_t share = room / (find.keys.size() - index);  // The rest is for the keys after this one.
   std::size_t in_reply = 0;
   for (const wire::KeyRecords& earlier : reply.found) in_reply += earlier.records.size();
   const TimePoint now = core_.clock.now();
@@ -135,7 +136,9 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
     travelling.remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left, live.record.max_ttl_ms));
     if (wire::record_size(travelling) > wire::kMaxInlineRecord) travelling.record.value.clear();
     const std::size_t size = wire::record_size(travelling);
-    if (used + size > room || in_reply + found.records.size() >= wire::kMaxRecordsPerDatagram) return false;
+    if (used + size > (found.records.empty() ? room : share) ||
+        in_reply + found.records.size() >= wire::kMaxRecordsPerDatagram)
+      return false;
     used += size;
     found.records.push_back(std::move(travelling));
     return true;

@@ -202,7 +202,8 @@ void Lookup::on_answer(const wire::NodeInfo& node, const std::vector<std::size_t
   for (const wire::KeyRecords& found : reply.found) {
     if (found.index < indices.size()) take_records(node, indices[found.index], found);
   }
-  if (!left_out.empty()) ask(node, left_out);
+  // Each by itself: together they did not fit.
+  for (const std::size_t index : left_out) ask(node, {index});
   pump_soon();
 }
 

@@ -65,12 +65,16 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     bool has_records = false;
     std::uint16_t source = 0;  // Index into sources_; 0: the own table.
   };
+  /// A holder's answer that needs more datagrams.
+  struct Gathering;
   struct Search {
     Key key;
     std::vector<Candidate> candidates;  // Nearest first.
     std::map<std::pair<net::PublicKey, std::string>, LiveRecord> records;
     std::size_t holders = 0;
-    std::size_t gathering = 0;  // Holders whose pages or parts are still coming.
+    std::size_t gathering = 0;         // Holders whose pages or parts are still coming.
+    std::weak_ptr<Gathering> leader;   // The holder whose pages are being fetched.
+    std::uint32_t complete_total = 0;  // Records of a holder that was fetched whole.
     bool done = false;
   };
   struct Source {
@@ -79,8 +83,6 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     int bad = 0;
     bool suspect() const noexcept { return bad >= 2 && bad > good; }
   };
-  /// A holder's answer that needs more datagrams.
-  struct Gathering;
 
   void add(Search& search, const wire::NodeInfo& node, std::uint16_t source);
   std::uint16_t source_of(const NodeId& id);
@@ -101,6 +103,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   bool take_record(Search& search, const wire::TravellingRecord& travelling);
   void request_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end);
   void request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& stub);
+  void count_holder(Search& search, const NodeId& id);
   void finish_gathering(const std::shared_ptr<Gathering>& gathering);
 
   Context context_;

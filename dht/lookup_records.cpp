@@ -8,8 +8,11 @@ namespace dmoe::dht {
 struct Lookup::Gathering {
   wire::NodeInfo node;
   std::size_t index = 0;
+  std::uint32_t total = 0;  // Records the holder says it has.
   std::size_t outstanding = 0;
-  bool any = false;  // At least one record passed.
+  bool any = false;              // At least one record passed.
+  bool broken = false;           // A page or part did not come.
+  std::vector<NodeId> agreeing;  // Holders that say the same total: their pages are not fetched.
 };
 
 /// Checked, and kept when it is the newest of its place. An expired, foreign or forged record is nothing.
@@ -34,7 +37,13 @@ bool Lookup::take_record(Search& search, const wire::TravellingRecord& travellin
 void Lookup::take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found) {
   Search& search = searches_[index];
   if (search.done || found.records.empty()) return;
-  const auto gathering = std::make_shared<Gathering>(Gathering{node, index, 1, false});
+  const auto got = static_cast<std::uint32_t>(found.records.size());
+  const std::uint32_t total = std::min<std::uint32_t>(found.total, 1U << 16U);
+  const auto gathering = std::make_shared<Gathering>();
+  gathering->node = node;
+  gathering->index = index;
+  gathering->total = total;
+  gathering->outstanding = 1;
   ++search.gathering;
   for (const wire::TravellingRecord& travelling : found.records) {
     if (!travelling.whole()) {
@@ -43,13 +52,23 @@ void Lookup::take_records(const wire::NodeInfo& node, std::size_t index, const w
       gathering->any = true;
     }
   }
-  const auto got = static_cast<std::uint32_t>(found.records.size());
-  const std::uint32_t total = std::min<std::uint32_t>(found.total, 1U << 16U);
-  // Several runs of pages at once; each goes on only as long as its pages bring something.
-  constexpr std::uint32_t kRuns = 16;
-  const std::uint32_t span = total > got ? std::max(got, (total - got + kRuns - 1) / kRuns) : 1;
-  for (std::uint32_t from = got; from < total; from += span)
-    request_page(gathering, from, std::min(from + span, total));
+  if (total > got) {
+    // A second opinion is the same number of records; only the first holder to answer is fetched page by page.
+    const auto leader = search.leader.lock();
+    if (gathering->any && leader && leader->total == total) {
+      leader->agreeing.push_back(node.id);
+      --search.gathering;
+      return;
+    }
+    if (search.complete_total != total) {
+      search.leader = gathering;
+      // Several runs of pages at once; each goes on only as long as its pages bring something.
+      constexpr std::uint32_t kRuns = 16;
+      const std::uint32_t span = std::max(got, (total - got + kRuns - 1) / kRuns);
+      for (std::uint32_t from = got; from < total; from += span)
+        request_page(gathering, from, std::min(from + span, total));
+    }
+  }
   finish_gathering(gathering);
 }
 
@@ -85,6 +104,7 @@ void Lookup::request_page(const std::shared_ptr<Gathering>& gathering, std::uint
     self->finish_gathering(gathering);
   };
   request.on_failure = [weak, gathering] {
+    gathering->broken = true;
     if (const auto self = weak.lock()) self->finish_gathering(gathering);
   };
   context_.requests.start(std::move(request));
@@ -106,6 +126,7 @@ void Lookup::request_parts(const std::shared_ptr<Gathering>& gathering, const wi
     const auto self = weak.lock();
     if (!self) return;
     Search& search = self->searches_[gathering->index];
+    if (assembly->broken) gathering->broken = true;
     if (!search.done && !assembly->broken && self->take_record(search, assembly->travelling)) gathering->any = true;
     self->finish_gathering(gathering);
   };
@@ -137,15 +158,27 @@ void Lookup::request_parts(const std::shared_ptr<Gathering>& gathering, const wi
   }
 }
 
+void Lookup::count_holder(Search& search, const NodeId& id) {
+  ++search.holders;
+  if (Candidate* holder = candidate(search, id)) holder->has_records = true;
+}
+
 void Lookup::finish_gathering(const std::shared_ptr<Gathering>& gathering) {
   if (--gathering->outstanding != 0) return;
   Search& search = searches_[gathering->index];
   --search.gathering;
   if (search.done) return;
-  if (gathering->any) {
-    ++search.holders;
-    if (Candidate* holder = candidate(search, gathering->node.id)) holder->has_records = true;
+  if (gathering->any) count_holder(search, gathering->node.id);
+  if (gathering->any && !gathering->broken) {
+    search.complete_total = gathering->total;
+    for (const NodeId& id : gathering->agreeing) count_holder(search, id);
+  } else {
+    // Whoever agreed with a holder that then fell silent is asked for its own pages.
+    for (const NodeId& id : gathering->agreeing) {
+      if (Candidate* holder = candidate(search, id)) holder->state = State::kNew;
+    }
   }
+  if (search.leader.lock() == gathering) search.leader.reset();
   pump_soon();
 }
 
