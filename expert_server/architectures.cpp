@@ -1,9 +1,10 @@
 #include "expert_server/architectures.hpp"
 
 #include "expert_server/builtin_experts.hpp"
+#include "expert_server/script_expert.hpp"
 #include "expert_server/server.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <charconv>
 #include <mutex>
@@ -14,8 +15,12 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, ArchitectureFactory> factories{
-      {"ffn", make_ffn_expert}, {"nop", make_nop_expert}, {"transformer", make_transformer_expert}};
+  std::map<std::string, ArchitectureFactory> factories{{"det_dropout", make_det_dropout_expert},
+                                                       {"ffn", make_ffn_expert},
+                                                       {"lstm", make_lstm_expert},
+                                                       {"nop", make_nop_expert},
+                                                       {"script", make_script_expert},
+                                                       {"transformer", make_transformer_expert}};
 };
 
 Registry& registry() {
@@ -77,6 +82,11 @@ std::int64_t ArchitectureArguments::integer(const std::string& name, std::int64_
 double ArchitectureArguments::number(const std::string& name, double fallback, double least, double most) {
   const auto* text = find(name);
   return text == nullptr ? fallback : bounded(name, *text, fallback, least, most, first_bad_);
+}
+
+std::string ArchitectureArguments::text(const std::string& name, const std::string& fallback) {
+  const auto* given = find(name);
+  return given == nullptr ? fallback : *given;
 }
 
 Result<void> ArchitectureArguments::check() const {

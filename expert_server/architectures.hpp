@@ -25,6 +25,7 @@ class ArchitectureArguments {
   /// The value of `name`, or `fallback`. A text that is no number, or outside [least, most], is reported by `check`.
   std::int64_t integer(const std::string& name, std::int64_t fallback, std::int64_t least, std::int64_t most);
   double number(const std::string& name, double fallback, double least, double most);
+  std::string text(const std::string& name, const std::string& fallback);
   /// kInvalidArgument naming the first bad value, or a name that no call asked for with the names that exist.
   Result<void> check() const;
 

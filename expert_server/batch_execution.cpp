@@ -2,7 +2,7 @@
 
 #include "expert_server/finite.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <utility>

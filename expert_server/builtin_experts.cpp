@@ -1,6 +1,12 @@
 #include "expert_server/builtin_experts.hpp"
 
-#include <torch/torch.h>
+#include "expert_server/layer_norm_relu.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <limits>
@@ -57,16 +63,56 @@ class FfnExpert final : public TorchExpert {
   }
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
-    // In place: LayerNorm's backward needs its input, not its output.
-    auto inner = first_norm_(first_(inputs[0])).relu_();
-    inner = second_norm_(second_(inner)).relu_();
+    auto inner = activate(first_norm_, first_(inputs[0]));
+    inner = activate(second_norm_, second_(inner));
     auto output = third_(inner);
     return {output.add_(inputs[0])};
   }
 
  private:
+  static at::Tensor activate(torch::nn::LayerNorm& norm, at::Tensor x) {
+    // In place: LayerNorm's backward needs its input, not its output.
+    if (at::GradMode::is_enabled()) return norm(x).relu_();
+    layer_norm_relu_(x, norm->weight, norm->bias, norm->options.eps());
+    return x;
+  }
+
   torch::nn::Linear first_, second_, third_;
   torch::nn::LayerNorm first_norm_{nullptr}, second_norm_{nullptr};
+};
+
+class DetDropoutExpert final : public TorchExpert {
+ public:
+  DetDropoutExpert(std::int64_t h, double dropout) : kept_(1 - dropout), widen_(h, 2 * h), narrow_(2 * h, h) {
+    schema_.outputs = {{at::kFloat, {h}}};
+    schema_.inputs = {{at::kFloat, {h}}, {at::kBool, {h}, false}};
+    holder_.register_module("widen", widen_);
+    holder_.register_module("narrow", narrow_);
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
+    return {narrow_(widen_(inputs[0] * inputs[1] / kept_).relu_())};
+  }
+
+ private:
+  double kept_;
+  torch::nn::Linear widen_, narrow_;
+};
+
+class LstmExpert final : public TorchExpert {
+ public:
+  explicit LstmExpert(std::int64_t h) : lstm_(torch::nn::LSTMOptions(h, h).batch_first(true)) {
+    schema_.inputs = schema_.outputs = {{at::kFloat, {-1, h}}};
+    holder_.register_module("lstm", lstm_);
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
+    if (inputs[0].size(1) == 0) throw std::invalid_argument("a sequence needs at least one token");
+    return {std::get<0>(lstm_(inputs[0]))};
+  }
+
+ private:
+  torch::nn::LSTM lstm_;
 };
 
 struct TransformerSizes {
@@ -156,6 +202,14 @@ std::unique_ptr<ExpertModule> make_ffn_expert(ArchitectureArguments& arguments) 
 
 std::unique_ptr<ExpertModule> make_nop_expert(ArchitectureArguments& arguments) {
   return std::make_unique<NopExpert>(arguments.hidden_dim());
+}
+
+std::unique_ptr<ExpertModule> make_det_dropout_expert(ArchitectureArguments& arguments) {
+  return std::make_unique<DetDropoutExpert>(arguments.hidden_dim(), arguments.number("dropout", 0.2, 0, 0.95));
+}
+
+std::unique_ptr<ExpertModule> make_lstm_expert(ArchitectureArguments& arguments) {
+  return std::make_unique<LstmExpert>(arguments.hidden_dim());
 }
 
 std::unique_ptr<ExpertModule> make_transformer_expert(ArchitectureArguments& arguments) {

@@ -16,6 +16,15 @@ std::unique_ptr<ExpertModule> make_ffn_expert(ArchitectureArguments& arguments);
 /// a second input, bool [rows, tokens], true where a token is padding.
 std::unique_ptr<ExpertModule> make_transformer_expert(ArchitectureArguments& arguments);
 
+/// [rows, h] and a mask, bool [rows, h], true where a feature is kept → [rows, h]: the caller chooses the dropout mask,
+/// so that forward and backward agree whoever computes them. Masked input, Linear h→2h, ReLU, Linear 2h→h. Argument:
+/// `dropout` (0.2), by whose complement the kept features are divided.
+std::unique_ptr<ExpertModule> make_det_dropout_expert(ArchitectureArguments& arguments);
+
+/// [rows, tokens, h] → the same: one LSTM layer (Hochreiter and Schmidhuber 1997) from a zero state, each row its own
+/// sequence.
+std::unique_ptr<ExpertModule> make_lstm_expert(ArchitectureArguments& arguments);
+
 /// [rows, h] → the input itself. Has no parameters: measures everything around an expert.
 std::unique_ptr<ExpertModule> make_nop_expert(ArchitectureArguments& arguments);
 

@@ -66,7 +66,12 @@ Json optimizer_json(const OptimizerSettings& settings) {
           {"beta1", settings.beta1},
           {"beta2", settings.beta2},
           {"epsilon", settings.epsilon},
+          {"amsgrad", settings.amsgrad},
           {"momentum", settings.momentum},
+          {"nesterov", settings.nesterov},
+          {"schedule", to_string(settings.schedule.kind)},
+          {"warmup_steps", settings.schedule.warmup_steps},
+          {"total_steps", settings.schedule.total_steps},
           {"weight_decay", settings.weight_decay},
           {"clip_grad_norm", settings.clip_grad_norm}};
 }
@@ -91,6 +96,16 @@ double number_in(const Json& json, const char* name, double fallback) {
   return found != json.end() && found->is_number() ? found->get<double>() : fallback;
 }
 
+bool flag_in(const Json& json, const char* name, bool fallback) {
+  const auto found = json.find(name);
+  return found != json.end() && found->is_boolean() ? found->get<bool>() : fallback;
+}
+
+std::uint64_t count_in(const Json& json, const char* name) {
+  const auto found = json.find(name);
+  return found != json.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
+}
+
 Result<OptimizerSettings> optimizer_from(const std::string& text) {
   const auto json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("kind") || !json["kind"].is_string()) return invalid("no optimizer in it");
@@ -105,6 +120,12 @@ Result<OptimizerSettings> optimizer_from(const std::string& text) {
   settings.momentum = number_in(json, "momentum", settings.momentum);
   settings.weight_decay = number_in(json, "weight_decay", settings.weight_decay);
   settings.clip_grad_norm = number_in(json, "clip_grad_norm", settings.clip_grad_norm);
+  settings.amsgrad = flag_in(json, "amsgrad", settings.amsgrad);
+  settings.nesterov = flag_in(json, "nesterov", settings.nesterov);
+  const auto name = json.find("schedule");
+  const auto schedule = parse_schedule(name != json.end() && name->is_string() ? name->get<std::string>() : "constant");
+  if (!schedule) return schedule.error();
+  settings.schedule = {*schedule, count_in(json, "warmup_steps"), count_in(json, "total_steps")};
   if (auto checked = check(settings); !checked) return checked.error();
   return settings;
 }
@@ -215,6 +236,8 @@ Result<std::optional<ExpertSnapshot>> CheckpointStore::load(const ExpertUid& uid
                  " are damaged; restore one from a backup, or move that folder away to start expert " + to_string(uid) +
                  " afresh. Nothing was changed");
 }
+
+bool is_checkpoint_name(const std::string& file_name) { return number_of(file_name).has_value(); }
 
 Result<ExpertSnapshot> read_checkpoint(const fs::path& file) {
   auto content = read_safetensors(file);

@@ -35,6 +35,9 @@ class CheckpointStore {
   std::size_t keep_;
 };
 
+/// Whether a file name is one that CheckpointStore gives.
+bool is_checkpoint_name(const std::string& file_name);
+
 /// One file as a snapshot. kInvalidArgument: damaged, or no checkpoint of this program.
 Result<ExpertSnapshot> read_checkpoint(const std::filesystem::path& file);
 

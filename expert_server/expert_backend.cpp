@@ -3,7 +3,9 @@
 #include "expert_server/architectures.hpp"
 #include "expert_server/finite.hpp"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <exception>
@@ -142,6 +144,11 @@ ExpertBackend::ExpertBackend(ExpertDescription description, std::unique_ptr<Expe
       generator_(at::make_generator<at::CPUGeneratorImpl>()),
       max_batch_size_(max_batch_size) {}
 
+void ExpertBackend::freeze() {
+  frozen_ = true;
+  for (auto& parameter : trained_) parameter.tensor.requires_grad_(false);
+}
+
 Error ExpertBackend::failure(const char* direction, const std::exception& cause) const {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&cause);
   const std::string reason = torch_error != nullptr ? torch_error->what_without_backtrace() : cause.what();
@@ -181,6 +188,7 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
     BufferGuard guard(buffers_);
     auto gradients = run_backward(inputs, grad_outputs, rng_seed);
     if (!gradients) return gradients;
+    if (frozen_) return gradients;
     guard.keep();
     updates_.fetch_add(1, std::memory_order_relaxed);
     return gradients;
@@ -203,7 +211,9 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
     targets.push_back(leaves.back());
   }
   const auto input_targets = targets.size();
-  for (const auto& parameter : trained_) targets.push_back(parameter.tensor);
+  if (!frozen_) {
+    for (const auto& parameter : trained_) targets.push_back(parameter.tensor);
+  }
 
   if (one_task_at_a_time()) generator_.set_current_seed(rng_seed);
   auto outputs = checked(module_->forward(leaves, generator_), inputs[0].size(0));
@@ -238,7 +248,9 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
     if (!all_finite(gradients.back()))
       return invalid("a gradient with respect to the inputs is not finite: NaN or Inf");
   }
-  const auto norm = optimizer_.step({found.begin() + static_cast<std::ptrdiff_t>(input_targets), found.end()});
+  if (frozen_) return gradients;
+  const auto norm =
+      optimizer_.step({found.begin() + static_cast<std::ptrdiff_t>(input_targets), found.end()}, updates());
   if (!norm) return norm.error();
   gradient_norm_.store(*norm, std::memory_order_relaxed);
   return gradients;

@@ -52,6 +52,9 @@ class ExpertBackend {
   std::uint64_t updates() const noexcept { return updates_.load(std::memory_order_relaxed); }  ///< Any thread.
   double last_gradient_norm() const noexcept { return gradient_norm_.load(std::memory_order_relaxed); }
 
+  /// From now on `backward` returns gradients and changes nothing. Before the expert is served.
+  void freeze();
+
   /// Without grad; leaves parameters and buffers as they were, also those of layers like BatchNorm: only backward,
   /// which repeats the forward pass, moves running statistics, so that a training step moves them once.
   /// @param inputs  as the schema says (see check_tensors), at least one row. Never written to.
@@ -86,6 +89,7 @@ class ExpertBackend {
   Optimizer optimizer_;
   at::Generator generator_;
   std::int64_t max_batch_size_;
+  bool frozen_ = false;
   std::atomic<std::uint64_t> updates_{0};
   std::atomic<double> gradient_norm_{0};
 };

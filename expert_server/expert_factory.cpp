@@ -22,7 +22,11 @@ Result<void> check_same(const ExpertDescription& here, const ExpertDescription& 
   if (here.hidden_dim != there.hidden_dim) {
     return differ("hidden_dim", std::to_string(here.hidden_dim), std::to_string(there.hidden_dim));
   }
-  if (here.arguments != there.arguments) return differ("arguments", text_of(here.arguments), text_of(there.arguments));
+  auto mine = here.arguments;
+  auto theirs = there.arguments;
+  mine.erase("file");  // Where a script lies says nothing about what it is.
+  theirs.erase("file");
+  if (mine != theirs) return differ("arguments", text_of(here.arguments), text_of(there.arguments));
   return {};
 }
 
@@ -41,6 +45,15 @@ Result<OptimizerSettings> optimizer_settings(const ExpertOptions& options, const
     settings.kind = *kind;
   }
   settings.learning_rate = options.learning_rate.value_or(settings.learning_rate);
+  if (options.schedule) {
+    const auto kind = parse_schedule(*options.schedule);
+    if (!kind) return kind.error();
+    settings.schedule.kind = *kind;
+  }
+  settings.schedule.warmup_steps = options.warmup_steps.value_or(settings.schedule.warmup_steps);
+  settings.schedule.total_steps = options.total_steps.value_or(settings.schedule.total_steps);
+  settings.amsgrad = options.amsgrad.value_or(settings.amsgrad);
+  settings.nesterov = options.nesterov.value_or(settings.nesterov);
   settings.momentum = options.momentum.value_or(settings.momentum);
   settings.weight_decay = options.weight_decay.value_or(settings.weight_decay);
   settings.clip_grad_norm = options.clip_grad_norm.value_or(settings.clip_grad_norm);
@@ -72,6 +85,7 @@ Result<std::unique_ptr<ExpertBackend>> make_expert(const ExpertUid& uid, const E
     }
   }
   auto backend = ExpertBackend::create(description, *settings, options.max_batch_size, weight_seed(seed, uid));
+  if (backend && options.frozen) (*backend)->freeze();
   if (restored != nullptr) *restored = snapshot.has_value();
   if (!backend || !snapshot) return backend;
   if (auto done = (*backend)->restore(*snapshot); !done) {

@@ -3,7 +3,7 @@
 #include "expert_server/arrival.hpp"
 #include "net/tensor_codec.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <stdexcept>

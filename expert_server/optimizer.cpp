@@ -2,7 +2,9 @@
 
 #include "expert_server/finite.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <utility>
@@ -17,7 +19,8 @@ Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(m
 /// The factors of one Adam step, computed once per step in double.
 struct AdamFactors {
   double scale;
-  double weight_decay;
+  double coupled_decay;    ///< Added to the gradient.
+  double decoupled_decay;  ///< What the weight is multiplied with first.
   double beta1;
   double beta2;
   double step_size;
@@ -25,11 +28,17 @@ struct AdamFactors {
   double epsilon;
 };
 
-AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, double scale) {
+AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, double scale, double rate) {
   const double first = 1 - std::pow(settings.beta1, static_cast<double>(step));
   const double second = 1 - std::pow(settings.beta2, static_cast<double>(step));
-  return {scale,           settings.weight_decay,          settings.beta1,
-          settings.beta2,  settings.learning_rate / first, 1 / std::sqrt(second),
+  const bool decoupled = settings.kind == OptimizerKind::kAdamW;
+  return {scale,
+          decoupled ? 0 : settings.weight_decay,
+          decoupled ? 1 - rate * settings.weight_decay : 1,
+          settings.beta1,
+          settings.beta2,
+          rate / first,
+          1 / std::sqrt(second),
           settings.epsilon};
 }
 
@@ -39,13 +48,14 @@ struct AdamPointers {
   const T* __restrict__ gradient;
   T* __restrict__ mean;
   T* __restrict__ square;
-  T* __restrict__ largest;
+  T* __restrict__ largest;  ///< Null without AMSGrad.
 };
 
-template <class T>
+template <bool kAmsgrad, class T>
 void adam_range(const AdamPointers<T>& at, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
   const T scale = static_cast<T>(factors.scale);
-  const T decay = static_cast<T>(factors.weight_decay);
+  const T decay = static_cast<T>(factors.coupled_decay);
+  const T shrink = static_cast<T>(factors.decoupled_decay);
   const T beta1 = static_cast<T>(factors.beta1);
   const T beta2 = static_cast<T>(factors.beta2);
   const T rest1 = static_cast<T>(1 - factors.beta1);
@@ -58,26 +68,31 @@ void adam_range(const AdamPointers<T>& at, const AdamFactors& factors, std::int6
     const T g = gradient[i] * scale + decay * weight[i];
     const T m = beta1 * mean[i] + rest1 * g;
     const T v = beta2 * square[i] + rest2 * g * g;
-    const T top = v > largest[i] ? v : largest[i];
+    T top = v;
+    if constexpr (kAmsgrad) {
+      top = v > largest[i] ? v : largest[i];
+      largest[i] = top;
+    }
     mean[i] = m;
     square[i] = v;
-    largest[i] = top;
-    weight[i] -= step_size * m / (std::sqrt(top) * root_correction + epsilon);
+    weight[i] = shrink * weight[i] - step_size * m / (std::sqrt(top) * root_correction + epsilon);
   }
 }
 
 template <class T>
 void sgd_range(T* __restrict__ weight, const T* __restrict__ gradient, T* __restrict__ velocity, bool first,
-               const OptimizerSettings& settings, double clip_scale, std::int64_t begin, std::int64_t end) {
+               const OptimizerSettings& settings, double clip_scale, double step_rate, std::int64_t begin,
+               std::int64_t end) {
   const T scale = static_cast<T>(clip_scale);
   const T decay = static_cast<T>(settings.weight_decay);
-  const T rate = static_cast<T>(settings.learning_rate);
+  const T rate = static_cast<T>(step_rate);
   const T momentum = static_cast<T>(settings.momentum);
   for (std::int64_t i = begin; i < end; ++i) {
     T g = gradient[i] * scale + decay * weight[i];
     if (velocity != nullptr) {
-      g = first ? g : momentum * velocity[i] + g;
-      velocity[i] = g;
+      const T speed = first ? g : momentum * velocity[i] + g;
+      velocity[i] = speed;
+      g = settings.nesterov ? g + momentum * speed : speed;
     }
     weight[i] -= rate * g;
   }
@@ -101,11 +116,19 @@ double squared_norm(const at::Tensor& gradient) {
 
 Result<OptimizerKind> parse_optimizer(const std::string& name) {
   if (name == "adam") return OptimizerKind::kAdam;
+  if (name == "adamw") return OptimizerKind::kAdamW;
   if (name == "sgd") return OptimizerKind::kSgd;
-  return invalid("unknown optimizer " + name + "; known: adam (with AMSGrad), sgd");
+  return invalid("unknown optimizer " + name + "; known: adam, adamw (both with AMSGrad unless told otherwise), sgd");
 }
 
-std::string to_string(OptimizerKind kind) { return kind == OptimizerKind::kAdam ? "adam" : "sgd"; }
+std::string to_string(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdam: return "adam";
+    case OptimizerKind::kAdamW: return "adamw";
+    case OptimizerKind::kSgd: return "sgd";
+  }
+  return "adam";
+}
 
 Result<void> check(const OptimizerSettings& settings) {
   const auto within = [](double value, double least, double most) { return value >= least && value <= most; };
@@ -116,7 +139,8 @@ Result<void> check(const OptimizerSettings& settings) {
   if (!within(settings.momentum, 0, 0.999999)) return invalid("momentum must be at least 0 and below 1");
   if (!within(settings.weight_decay, 0, 1e3)) return invalid("weight_decay must be from 0 to 1000");
   if (!within(settings.clip_grad_norm, 0, 1e30)) return invalid("clip_grad_norm must be from 0 to 1e30");
-  return {};
+  if (settings.nesterov && settings.momentum == 0) return invalid("nesterov needs a momentum above 0");
+  return check(settings.schedule);
 }
 
 Optimizer::Optimizer(OptimizerSettings settings, std::vector<NamedTensor> parameters) : settings_(settings) {
@@ -124,12 +148,14 @@ Optimizer::Optimizer(OptimizerSettings settings, std::vector<NamedTensor> parame
 }
 
 std::vector<std::string> Optimizer::state_names() const {
-  if (settings_.kind == OptimizerKind::kAdam) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
-  if (settings_.momentum > 0) return {"momentum_buffer"};
-  return {};
+  if (settings_.kind == OptimizerKind::kSgd) {
+    return settings_.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
+  }
+  if (settings_.amsgrad) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+  return {"exp_avg", "exp_avg_sq"};
 }
 
-Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients) {
+Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients, std::uint64_t steps) {
   if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
   std::vector<at::Tensor> dense(gradients.size());
   double squares = 0;
@@ -142,14 +168,15 @@ Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients) {
   if (!std::isfinite(norm)) return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
   const double limit = settings_.clip_grad_norm;
   const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
+  const double rate = settings_.learning_rate * settings_.schedule.factor(steps);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (dense[i].defined()) apply(slots_[i], dense[i], scale);
+    if (dense[i].defined()) apply(slots_[i], dense[i], scale, rate);
   }
   return norm;
 }
 
-void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale) {
+void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale, double rate) {
   auto& weight = slot.parameter.tensor;
   const bool first = slot.state.empty();
   while (slot.state.size() < state_names().size()) slot.state.push_back(at::zeros_like(weight));
@@ -159,15 +186,16 @@ void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale) {
     const auto* gradients = gradient.data_ptr<scalar_t>();
     std::vector<scalar_t*> state;
     for (auto& tensor : slot.state) state.push_back(tensor.data_ptr<scalar_t>());
-    if (settings_.kind == OptimizerKind::kAdam) {
-      const AdamPointers<scalar_t> at{weights, gradients, state[0], state[1], state[2]};
-      const auto factors = adam_factors(settings_, slot.step, scale);
+    if (settings_.kind != OptimizerKind::kSgd) {
+      const AdamPointers<scalar_t> at{weights, gradients, state[0], state[1], settings_.amsgrad ? state[2] : nullptr};
+      const auto factors = adam_factors(settings_, slot.step, scale, rate);
+      const auto range = settings_.amsgrad ? adam_range<true, scalar_t> : adam_range<false, scalar_t>;
       at::parallel_for(0, weight.numel(), kGrain,
-                       [&](std::int64_t begin, std::int64_t end) { adam_range(at, factors, begin, end); });
+                       [&](std::int64_t begin, std::int64_t end) { range(at, factors, begin, end); });
     } else {
       auto* velocity = state.empty() ? nullptr : state[0];
       at::parallel_for(0, weight.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-        sgd_range(weights, gradients, velocity, first, settings_, scale, begin, end);
+        sgd_range(weights, gradients, velocity, first, settings_, scale, rate, begin, end);
       });
     }
   });

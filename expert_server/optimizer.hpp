@@ -2,6 +2,7 @@
 #pragma once
 
 #include "expert_server/expert_module.hpp"
+#include "expert_server/learning_schedule.hpp"
 #include "net/error.hpp"
 
 #include <cstdint>
@@ -11,8 +12,9 @@
 namespace dmoe::expert_server {
 
 enum class OptimizerKind {
-  kAdam,  ///< Adam with AMSGrad (Kingma and Ba 2015; Reddi et al. 2018), as torch::optim::Adam with amsgrad.
-  kSgd,   ///< With optional momentum, as torch::optim::SGD.
+  kAdam,   ///< Kingma and Ba 2015, with AMSGrad (Reddi et al. 2018) unless told otherwise; as torch::optim::Adam.
+  kAdamW,  ///< Decoupled weight decay (Loshchilov and Hutter 2019), as torch::optim::AdamW.
+  kSgd,    ///< With optional momentum, plain or Nesterov's, as torch::optim::SGD.
 };
 
 Result<OptimizerKind> parse_optimizer(const std::string& name);
@@ -21,11 +23,14 @@ std::string to_string(OptimizerKind kind);
 struct OptimizerSettings {
   OptimizerKind kind = OptimizerKind::kAdam;
   double learning_rate = 1e-3;
-  double beta1 = 0.9;     ///< Adam only.
-  double beta2 = 0.999;   ///< Adam only.
-  double epsilon = 1e-8;  ///< Adam only.
+  double beta1 = 0.9;     ///< Adam and AdamW.
+  double beta2 = 0.999;   ///< Adam and AdamW.
+  double epsilon = 1e-8;  ///< Adam and AdamW.
+  bool amsgrad = true;    ///< Adam and AdamW: divide by the largest second moment so far.
   double momentum = 0;    ///< SGD only.
+  bool nesterov = false;  ///< SGD with momentum only.
   double weight_decay = 0;
+  LearningSchedule schedule;
   double clip_grad_norm = 1;  ///< Largest 2-norm over all gradients of a step; 0: no limit.
 
   friend bool operator==(const OptimizerSettings&, const OptimizerSettings&) = default;
@@ -41,10 +46,11 @@ class Optimizer {
   /// `parameters`: contiguous float32 or float64 CPU tensors.
   Optimizer(OptimizerSettings settings, std::vector<NamedTensor> parameters);
 
-  /// Clips and applies one gradient per parameter; an undefined one leaves its parameter and state alone.
+  /// Clips and applies one gradient per parameter; an undefined one leaves its parameter and state alone. The learning
+  /// rate is that of the schedule after `steps` steps.
   /// @return the gradients' 2-norm before clipping, or kInvalidArgument when it is not finite: nothing has changed
   /// then.
-  Result<double> step(const std::vector<at::Tensor>& gradients);
+  Result<double> step(const std::vector<at::Tensor>& gradients, std::uint64_t steps = 0);
 
   const OptimizerSettings& settings() const noexcept { return settings_; }
 
@@ -63,7 +69,7 @@ class Optimizer {
   };
 
   std::vector<std::string> state_names() const;
-  void apply(Slot& slot, const at::Tensor& gradient, double scale);
+  void apply(Slot& slot, const at::Tensor& gradient, double scale, double rate);
 
   OptimizerSettings settings_;
   std::vector<Slot> slots_;

@@ -10,6 +10,9 @@
 namespace dmoe::expert_server {
 namespace {
 
+/// What it takes to wake a sleeping thread and to be woken by its answer, on the machines at hand.
+constexpr std::chrono::microseconds kThreadSwitch{10};
+
 TaskPool& pool_of(HostedExpert& expert, Direction direction) {
   return expert.pools[direction == Direction::kForward ? 0 : 1];
 }
@@ -46,17 +49,56 @@ Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
 Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task) {
   bool sleeping = false;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (draining_) return stopping();
     if (expert->removed) return gone(*expert->backend);
     auto& pool = pool_of(*expert, direction);
     const bool was_empty = pool.empty();
+    const bool here = can_serve_here(*expert, pool, task.rows);
     if (auto pushed = pool.push(task); !pushed) return pushed;
+    if (here) {
+      serve_here(lock, expert, direction);
+      return {};
+    }
     if (was_empty) enqueue({expert, direction});
     sleeping = std::exchange(idle_, false);
   }
   if (sleeping) wake_.notify_one();
   return {};
+}
+
+bool Runtime::can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const {
+  return idle_ && !lent_ && waiting_.empty() && jobs_.empty() && pool.expected_time(rows) < kThreadSwitch &&
+         !expert.backend->one_task_at_a_time();
+}
+
+void Runtime::serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert,
+                         Direction direction) {
+  Batch batch;
+  batch.expert = expert;
+  batch.direction = direction;
+  batch.tasks = pool_of(*expert, direction).take_batch(std::chrono::steady_clock::now(), batch.dropped);
+  serving_ = expert.get();
+  lent_ = true;
+  lock.unlock();
+  serve_safely(batch);
+  lock.lock();
+  serving_ = nullptr;
+  lent_ = false;
+  served_.notify_all();
+  if (!waiting_.empty() || !jobs_.empty() || stopped_) wake_.notify_one();
+}
+
+void Runtime::serve_safely(Batch& batch) {
+  try {
+    if (batch.job) {
+      batch.job();
+    } else {
+      serve(batch);
+    }
+  } catch (const std::exception& e) {  // Out of memory, or a bug: this batch's calls fail, the device goes on.
+    spdlog::error("a batch failed outside of its expert: {}", e.what());
+  }
 }
 
 void Runtime::enqueue(const Waiting& waiting) {
@@ -125,6 +167,12 @@ bool Runtime::next(Batch& batch) {
   serving_ = nullptr;
   served_.notify_all();
   for (;;) {
+    if (lent_) {
+      idle_ = true;
+      wake_.wait(lock);
+      idle_ = false;
+      continue;
+    }
     if (!jobs_.empty()) {  // Also when stopped: somebody waits for what was accepted.
       batch.job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -175,15 +223,7 @@ void Runtime::run() {
   for (;;) {
     Batch batch;
     if (!next(batch)) return;
-    try {
-      if (batch.job) {
-        batch.job();
-      } else {
-        serve(batch);
-      }
-    } catch (const std::exception& e) {  // Out of memory, or a bug: this batch's calls fail, the device goes on.
-      spdlog::error("a batch failed outside of its expert: {}", e.what());
-    }
+    serve_safely(batch);
   }
 }
 
@@ -199,6 +239,7 @@ void Runtime::stop(std::chrono::milliseconds grace) {
     wake_.notify_all();
     served_.wait_for(lock, grace, [&] { return waiting_.empty() && serving_ == nullptr; });
     stopped_ = true;
+    served_.wait(lock, [&] { return !lent_; });  // By its nature short.
     while (!waiting_.empty()) {
       const auto expert = waiting_.begin()->second.expert;
       keep.push_back(expert);

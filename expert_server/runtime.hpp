@@ -54,8 +54,10 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  /// Queues a task. On an error its reply has not been called: kInvalidArgument (too many rows), kOverloaded,
-  /// kUnavailable (stopping), kNotFound (the expert was removed).
+  /// Queues a task, or, when the device is idle and the expert has shown to need less time than waking its thread
+  /// would, computes it at once on the calling thread (never while the device thread computes). On an error its reply
+  /// has not been called: kInvalidArgument (too many rows), kOverloaded, kUnavailable (stopping), kNotFound (the expert
+  /// was removed).
   Result<void> submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task);
 
   /// Runs `job` on the device thread between two batches, before any further one. False: stopped, it will not run.
@@ -81,10 +83,13 @@ class Runtime {
   };
   struct Batch;
 
+  bool can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const;
+  void serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert, Direction direction);
   void run();
   bool next(Batch& batch);
   bool take_ready(Batch& batch, TimePoint now);
   void serve(Batch& batch);
+  void serve_safely(Batch& batch);
   void enqueue(const Waiting& waiting);
   void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
 
@@ -96,6 +101,7 @@ class Runtime {
   const HostedExpert* serving_ = nullptr;
   std::condition_variable served_;  ///< A batch or a job ended.
   bool idle_ = false;               ///< The thread sleeps: a submit must wake it.
+  bool lent_ = false;               ///< A submitting thread computes; the device thread waits for it.
   bool draining_ = false;           ///< No new tasks.
   bool stopped_ = false;
   std::mutex stop_mutex_;  ///< Makes stop() idempotent across threads.

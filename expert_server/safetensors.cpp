@@ -3,7 +3,7 @@
 #include "expert_server/file_io.hpp"
 #include "expert_server/sha256_stream.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <nlohmann/json.hpp>
 

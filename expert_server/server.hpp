@@ -29,11 +29,18 @@ struct ExpertOptions {
   std::int64_t hidden_dim = 1024;    ///< h: features of one row (ffn, nop) or of one token (transformer).
   std::map<std::string, std::string> arguments;  ///< `--expert-arg name=value`; unknown names are refused.
 
-  std::optional<std::string> optimizer;  ///< "adam" (with AMSGrad) or "sgd". Default adam.
-  std::optional<double> learning_rate;   ///< Default 0.001.
-  std::optional<double> momentum;        ///< SGD only. Default 0.
-  std::optional<double> weight_decay;    ///< L2, added to the gradient. Default 0.
-  std::optional<double> clip_grad_norm;  ///< Largest 2-norm of all gradients of one step; 0: no limit. Default 1.
+  std::optional<std::string> optimizer;       ///< "adam", "adamw" or "sgd". Default adam.
+  std::optional<double> learning_rate;        ///< Default 0.001.
+  std::optional<std::string> schedule;        ///< "constant", "linear" or "cosine". Default constant.
+  std::optional<std::uint64_t> warmup_steps;  ///< Optimizer steps over which the rate rises from 0. Default 0.
+  std::optional<std::uint64_t> total_steps;   ///< Linear and cosine: the step at which the rate reaches 0.
+  std::optional<bool> amsgrad;                ///< Adam and AdamW. Default true.
+  std::optional<bool> nesterov;               ///< SGD with momentum only. Default false.
+  std::optional<double> momentum;             ///< SGD only. Default 0.
+  std::optional<double> weight_decay;         ///< Added to the gradient; adamw: decoupled. Default 0.
+  std::optional<double> clip_grad_norm;       ///< Largest 2-norm of all gradients of one step; 0: no limit. Default 1.
+
+  bool frozen = false;  ///< For inference: backward returns gradients and changes nothing.
 
   std::int64_t max_batch_size = 4'096;  ///< Rows of one call, and of one batch of many calls.
 };

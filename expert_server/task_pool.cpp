@@ -87,6 +87,11 @@ void TaskPool::served(std::int64_t rows, std::chrono::nanoseconds time) noexcept
   seconds_per_row_ = seconds_per_row_ == 0 ? sample : 0.8 * seconds_per_row_ + 0.2 * sample;
 }
 
+std::chrono::nanoseconds TaskPool::expected_time(std::int64_t rows) const noexcept {
+  if (seconds_per_row_ == 0) return std::chrono::hours{1};
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * seconds_per_row_ * static_cast<double>(rows)));
+}
+
 std::chrono::milliseconds TaskPool::retry_after() const noexcept {
   const double seconds = seconds_per_row_ * static_cast<double>(rows_);
   return std::chrono::milliseconds(std::clamp<std::int64_t>(static_cast<std::int64_t>(seconds * 1'000), 10, 5'000));

@@ -40,6 +40,9 @@ class TaskPool {
   /// When the oldest task need not wait for company any more. @pre !empty()
   TimePoint ready() const noexcept;
 
+  /// How long `rows` rows should take, from the past; hours when there is none.
+  std::chrono::nanoseconds expected_time(std::int64_t rows) const noexcept;
+
   /// Remembers how long `rows` rows took, for `retry_after`.
   void served(std::int64_t rows, std::chrono::nanoseconds time) noexcept;
 

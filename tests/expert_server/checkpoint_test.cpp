@@ -1,6 +1,7 @@
 #include "expert_server/checkpoint_store.hpp"
 
 #include "expert_server/architectures.hpp"
+#include "expert_server/checkpoint_files.hpp"
 #include "expert_server/expert_factory.hpp"
 #include "expert_server/expert_host.hpp"
 #include "expert_server/safetensors.hpp"
@@ -366,4 +367,29 @@ TEST_CASE("a8 loading and unloading an expert gives its memory back", "[checkpoi
   INFO("KiB before " << before << ", after " << resident_kib());
   // Each cycle touches about 8 MB: a leak of any of its tensors would show up many times over.
   CHECK(resident_kib() < before + 32 * 1'024);
+}
+
+TEST_CASE("checkpoint files are listed and shown and verified and exported", "[checkpoint]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path() / "checkpoints", 3);
+  const auto backend = made(&store);
+  teach(*backend, 2);
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  const auto files = find_checkpoints(folder.path());
+  REQUIRE(files.has_value());
+  REQUIRE(files->size() == 1);
+  const auto shown = show_checkpoint(files->front());
+  REQUIRE(shown.has_value());
+  CHECK(shown->metadata.at("uid") == "ffn.0.1");
+  CHECK(shown->metadata.at("updates") == "2");
+  CHECK(verify_checkpoint(files->front()).has_value());
+  const auto exported = folder.path() / "weights.safetensors";
+  REQUIRE(export_checkpoint(files->front(), exported).has_value());
+  CHECK(export_checkpoint(files->front(), exported).error().code == Errc::kUnavailable);
+  const auto weights = read_safetensors(exported);
+  REQUIRE(weights.has_value());
+  CHECK(weights->tensors.size() == backend->snapshot().parameters.size());
+  flip_bit(files->front(), fs::file_size(files->front()) - 1);
+  CHECK(verify_checkpoint(files->front()).has_error());
+  CHECK(find_checkpoints(folder.path() / "none").error().code == Errc::kNotFound);
 }

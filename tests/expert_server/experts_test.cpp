@@ -3,6 +3,8 @@
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/support/catch.hpp"
 
+#include <torch/nn/modules/batchnorm.h>
+
 #include <limits>
 
 using namespace dmoe;

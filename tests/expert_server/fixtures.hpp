@@ -4,7 +4,7 @@
 #include "expert_server/expert_backend.hpp"
 #include "expert_server/runtime.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <condition_variable>
 #include <filesystem>

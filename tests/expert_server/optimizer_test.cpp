@@ -3,6 +3,9 @@
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/support/catch.hpp"
 
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
 #include <limits>
 
 using namespace dmoe;

@@ -200,3 +200,34 @@ TEST_CASE("a company window is kept and a full batch does not wait for it", "[ru
   runtime.stop(1s);
   CHECK(tasks == std::vector<std::size_t>{2});
 }
+
+TEST_CASE("a quick expert that callers compute themselves is never computed twice at once", "[runtime]") {
+  auto inside = std::make_shared<std::atomic<int>>(0);
+  auto clashes = std::make_shared<std::atomic<int>>(0);
+  auto computed = std::make_shared<std::atomic<std::int64_t>>(0);
+  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  const auto expert = hosted(backend_of(std::make_unique<FunctionExpert>(3, [=](const at::Tensor& x) {
+    if (inside->fetch_add(1) != 0) ++*clashes;
+    *computed += x.size(0);
+    inside->fetch_sub(1);
+    return x;
+  })));
+  constexpr int kCalls = 1'000;
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kCalls; ++i) {
+        Answers answers(1);
+        auto task = answers.task(0, {torch::full({1, 3}, double(t * kCalls + i))});
+        const bool right = runtime.submit(expert, Direction::kForward, task) && answers.wait_all() &&
+                           answers[0].value()[0][0][0].item<float>() == float(t * kCalls + i);
+        wrong += right ? 0 : 1;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(*clashes == 0);
+  CHECK(*computed == 4 * kCalls);
+}
