@@ -18,6 +18,19 @@ DirectoryCache::Entry DirectoryCache::find(const ExpertPrefix& prefix, TimePoint
   return {State::kKnown, slot.listing, slot.good_until, slot.refresh_at};
 }
 
+std::vector<Coordinate> DirectoryCache::known_below(const ExpertPrefix& prefix, TimePoint now) const {
+  std::vector<Coordinate> coordinates;
+  const std::lock_guard lock(shared_->mutex);
+  for (const auto& [key, slot] : shared_->slots) {
+    if (key.coordinates.size() != prefix.coordinates.size() + 1 || now >= slot.good_until) continue;
+    if (!slot.listing || slot.listing->children.empty()) continue;
+    const bool below = std::equal(prefix.coordinates.begin(), prefix.coordinates.end(), key.coordinates.begin());
+    if (below && key.grid == prefix.grid) coordinates.push_back(key.coordinates.back());
+  }
+  std::sort(coordinates.begin(), coordinates.end());
+  return coordinates;
+}
+
 std::size_t DirectoryCache::fetch(const std::vector<ExpertPrefix>& prefixes, TimePoint deadline) {
   const auto now = std::chrono::steady_clock::now();
   std::vector<ExpertPrefix> unknown;

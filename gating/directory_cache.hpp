@@ -47,6 +47,8 @@ class DirectoryCache {
   DirectoryCache(std::shared_ptr<dht::PrefixResolver> resolver, DirectoryCacheOptions options);
 
   Entry find(const ExpertPrefix& prefix, TimePoint now) const;
+  /// Coordinates of the prefixes directly below `prefix` that are known to hold something, ascending.
+  std::vector<Coordinate> known_below(const ExpertPrefix& prefix, TimePoint now) const;
   /// Changes with every answer.
   std::uint64_t generation() const noexcept { return shared_->generation.load(std::memory_order_acquire); }
 

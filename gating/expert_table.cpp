@@ -17,7 +17,9 @@ class ExpertTable::Builder {
   void run() {
     prefix_.grid = table_.grid_;
     const auto root = look_up();
-    if (root.state == DirectoryCache::State::kKnown) {
+    if (root.state == DirectoryCache::State::kKnown && grid_size_.size() > 1) {
+      add_first_coordinates(*root.listing);
+    } else if (root.state == DirectoryCache::State::kKnown) {
       add_children(*root.listing);
     } else {
       table_.root_unknown_ = root.state == DirectoryCache::State::kUnknown;
@@ -49,6 +51,18 @@ class ExpertTable::Builder {
       } else {
         add_prefix(child.coordinate);
       }
+    }
+  }
+
+  /// The root is the listing that most servers write to, so the likeliest to miss one for a moment: what was found by
+  /// asking for a prefix directly counts as well.
+  void add_first_coordinates(const dht::PrefixListing& root) {
+    auto coordinates = cache_.known_below(prefix_, now_);
+    for (const auto& child : root.children) coordinates.push_back(child.coordinate);
+    std::sort(coordinates.begin(), coordinates.end());
+    coordinates.erase(std::unique(coordinates.begin(), coordinates.end()), coordinates.end());
+    for (const auto coordinate : coordinates) {
+      if (coordinate < grid_size_[0]) add_prefix(coordinate);
     }
   }
 

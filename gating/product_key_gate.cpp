@@ -4,10 +4,33 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <ostream>
 
 namespace dmoe::gating {
+
+namespace {
+
+/// A row's best coordinate is spared, so that a row never loses a whole dimension.
+torch::Tensor drop_cells(const torch::Tensor& logits, double share) {
+  if (logits.numel() == 0) return logits;
+  const auto detached = logits.detach();
+  auto dropped = torch::rand_like(detached) < share;
+  dropped.scatter_(1, detached.argmax(1, /*keepdim=*/true), false);
+  return logits.masked_fill(dropped, -std::numeric_limits<double>::infinity());
+}
+
+/// [size] share of rows whose best coordinate each is.
+torch::Tensor load_of(const torch::Tensor& logits) {
+  const auto rows = std::max<std::int64_t>(logits.size(0), 1);
+  return torch::bincount(logits.detach().argmax(1), {}, logits.size(1)).to(logits.scalar_type()) /
+         static_cast<double>(rows);
+}
+
+}  // namespace
 
 ProductKeyGateImpl::ProductKeyGateImpl(ProductKeyGateOptions options) : options_(std::move(options)) {
   TORCH_CHECK(options_.in_features() > 0, "ProductKeyGate: in_features must be above 0, not ", options_.in_features());
@@ -31,7 +54,41 @@ void ProductKeyGateImpl::pretty_print(std::ostream& stream) const {
 }
 
 std::vector<torch::Tensor> ProductKeyGateImpl::forward(const torch::Tensor& input) {
-  return projection->forward(input).split_with_sizes(options_.grid(), /*dim=*/1);
+  auto logits = projection->forward(input);
+  if (options_.temperature() != 1.0) logits = logits / options_.temperature();
+  if (is_training() && options_.noise() > 0) logits = logits + torch::randn_like(logits) * options_.noise();
+  auto dimensions = logits.split_with_sizes(options_.grid(), /*dim=*/1);
+  if (is_training() && options_.cell_dropout() > 0) {
+    for (auto& dimension : dimensions) dimension = drop_cells(dimension, options_.cell_dropout());
+  }
+  return dimensions;
+}
+
+std::vector<GateStatistics> gate_statistics(const std::vector<torch::Tensor>& logits) {
+  const torch::NoGradGuard no_grad;
+  std::vector<GateStatistics> statistics;
+  for (const auto& dimension : logits) {
+    auto& one = statistics.emplace_back();
+    one.load = dimension.size(0) > 0 ? load_of(dimension) : torch::zeros({dimension.size(1)}, dimension.options());
+    if (dimension.size(0) == 0) continue;
+    const auto p = dimension.softmax(1);
+    one.entropy = -(p * (p + 1e-20).log()).sum(1).mean().item<double>();
+    one.coefficient_of_variation =
+        one.load.std(/*unbiased=*/false).item<double>() * static_cast<double>(one.load.numel());
+  }
+  return statistics;
+}
+
+torch::Tensor load_balancing_loss(const std::vector<torch::Tensor>& logits) {
+  torch::Tensor loss;
+  for (const auto& dimension : logits) {
+    const auto rows = static_cast<double>(std::max<std::int64_t>(dimension.size(0), 1));
+    const auto importance = dimension.softmax(1).sum(0) / rows;
+    const auto load = dimension.size(0) > 0 ? load_of(dimension) : torch::zeros_like(importance);
+    const auto part = (load * importance).sum() * static_cast<double>(dimension.size(1));
+    loss = loss.defined() ? loss + part : part;
+  }
+  return loss / static_cast<double>(logits.size());
 }
 
 namespace {

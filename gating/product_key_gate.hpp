@@ -19,6 +19,12 @@ struct ProductKeyGateOptions {
   TORCH_ARG(std::int64_t, in_features);
   /// Sizes of the expert grid, one per dimension.
   TORCH_ARG(std::vector<std::int64_t>, grid);
+  /// Standard deviation of normal noise added to every logit in training, so that experts near the top get a chance.
+  TORCH_ARG(double, noise) = 0.0;
+  /// Logits are divided by it: above 1 flattens the mixture.
+  TORCH_ARG(double, temperature) = 1.0;
+  /// Share of coordinates per dimension and row that is masked (-inf) in training; at least one always stays.
+  TORCH_ARG(double, cell_dropout) = 0.0;
 };
 
 /// One linear projection in_features → Σ grid; an expert's logit is the sum of its coordinates' logits.
@@ -30,8 +36,8 @@ class ProductKeyGateImpl : public torch::nn::Cloneable<ProductKeyGateImpl> {
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param input [B, in_features]. @return one [B, grid[d]] tensor of unnormalised logits per dimension, views of one
-  /// [B, Σ grid] tensor.
+  /// @param input [B, in_features]. @return one [B, grid[d]] tensor of unnormalised logits per dimension. Masked cells
+  /// are -inf. Without noise and dropout, and in eval mode, views of one [B, Σ grid] tensor.
   std::vector<torch::Tensor> forward(const torch::Tensor& input);
 
   const ProductKeyGateOptions& options() const noexcept { return options_; }
@@ -42,6 +48,22 @@ class ProductKeyGateImpl : public torch::nn::Cloneable<ProductKeyGateImpl> {
   ProductKeyGateOptions options_;
 };
 TORCH_MODULE(ProductKeyGate);
+
+/// How evenly rows spread over a grid: values, without gradient, of one dimension.
+struct GateStatistics {
+  double entropy = 0;                   ///< Mean over rows of the softmax's entropy, in nats; log(size): uniform.
+  double coefficient_of_variation = 0;  ///< Of the load per coordinate: standard deviation ÷ mean; 0: even.
+  torch::Tensor load;                   ///< [grid[d]] share of rows whose best coordinate it is.
+};
+
+/// One per dimension. @param logits as ProductKeyGate gives them. Empty batches give zeros.
+std::vector<GateStatistics> gate_statistics(const std::vector<torch::Tensor>& logits);
+
+/// Load-balancing loss, to be added to the model's loss with a small factor (0.01): per dimension
+/// size · Σ_i load_i · importance_i, where load is the share of rows whose best coordinate is i (a constant) and
+/// importance the mean softmax probability (which carries the gradient); then the mean over dimensions. 1 when even.
+/// Source: Switch Transformer (arXiv 2101.03961), §2.2, applied to each dimension of the grid.
+torch::Tensor load_balancing_loss(const std::vector<torch::Tensor>& logits);
 
 /// The logits of chosen cells, differentiable with respect to `logits`.
 /// @param logits one [B, grid[d]] tensor per dimension. @param cells [B, k, D] int64 coordinates on the same device.

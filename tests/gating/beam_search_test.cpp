@@ -194,6 +194,15 @@ TEST_CASE("a listed prefix whose leaf is gone costs no result", "[gating][b12]")
   CHECK(std::find(uids.begin(), uids.end(), ExpertUid{"ffn", {0, 0}}) == uids.end());
 }
 
+TEST_CASE("experts that the root listing misses are found by their prefix", "[gating]") {
+  const std::vector<std::size_t> grid{4, 4};
+  const auto directory = directory_of({{"ffn", {0, 0}}, {"ffn", {1, 2}}, {"ffn", {2, 1}}});
+  directory->forget({"ffn", {}}, 1);
+  BeamSearch search(directory, "ffn", grid);
+  const auto result = search.search(descending_logits(grid).pointers(), 1, 4, soon());
+  CHECK(chosen(result).size() == 3);
+}
+
 TEST_CASE("masked and undefined scores are never chosen", "[gating]") {
   const std::vector<std::size_t> grid{2, 3};
   const auto directory = directory_of({{"ffn", {0, 0}}, {"ffn", {0, 1}}, {"ffn", {1, 2}}});

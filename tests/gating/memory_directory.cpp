@@ -42,6 +42,11 @@ void MemoryDirectory::remove(const ExpertUid& uid, bool prefixes) {
   }
 }
 
+void MemoryDirectory::forget(const ExpertPrefix& prefix, Coordinate coordinate) {
+  const std::lock_guard lock(mutex_);
+  children_[prefix].erase(coordinate);
+}
+
 std::vector<ExpertUid> MemoryDirectory::experts() const {
   const std::lock_guard lock(mutex_);
   std::vector<ExpertUid> uids;

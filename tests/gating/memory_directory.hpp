@@ -26,6 +26,8 @@ class MemoryDirectory final : public dht::PrefixResolver {
   void add(const ExpertUid& uid, const dht::ServerAddress& server = server_address(1));
   /// Removes the leaf only, or with `prefixes` also what leads to nothing else.
   void remove(const ExpertUid& uid, bool prefixes = true);
+  /// Leaves `coordinate` out of the listing of `prefix`, as when its record has not arrived everywhere.
+  void forget(const ExpertPrefix& prefix, Coordinate coordinate);
   std::vector<ExpertUid> experts() const;
 
   /// How long listings are good for, from when they are answered.

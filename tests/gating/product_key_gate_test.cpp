@@ -2,7 +2,10 @@
 
 #include "tests/support/catch.hpp"
 
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/serialize.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <sstream>
 
@@ -40,6 +43,73 @@ TEST_CASE("cell probabilities sum to one over the grid", "[gating][c14]") {
   const auto logits = gate->forward(torch::randn({1, 4}));
   const auto cells = torch::tensor({0, 0, 0, 1, 0, 2, 1, 0, 1, 1, 1, 2}, torch::kInt64).view({1, 6, 2});
   CHECK(cell_log_probabilities(logits, cells).exp().sum().item<float>() == Approx(1.0F));
+}
+
+TEST_CASE("noise and cell dropout act in training only and leave every row a cell", "[gating]") {
+  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
+  ProductKeyGate gate(ProductKeyGateOptions(4, {5, 7}).noise(1.0).cell_dropout(0.9).temperature(2.0));
+  const auto input = torch::randn({32, 4});
+  const auto first = gate->forward(input);
+  CHECK_FALSE(torch::equal(first[0], gate->forward(input)[0]));
+  for (const auto& dimension : first) {
+    CHECK(dimension.isinf().any().item<bool>());
+    CHECK(dimension.isfinite().any(1).all().item<bool>());
+  }
+  gate->eval();
+  const auto quiet = torch::cat(gate->forward(input), 1);
+  CHECK(torch::allclose(quiet, gate->projection->forward(input) / 2.0));
+}
+
+TEST_CASE("the balancing loss has the gradient that finite differences give", "[gating][c15]") {
+  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
+  ProductKeyGate gate(ProductKeyGateOptions(3, {4, 3}));
+  gate->to(torch::kDouble);
+  const auto input = torch::randn({20, 3}, torch::kDouble);
+  load_balancing_loss(gate->forward(input)).backward();
+  const auto gradient = gate->projection->bias.grad().clone();
+  CHECK(gradient.abs().max().item<double>() > 1e-4);
+  const torch::NoGradGuard no_grad;
+  auto bias = gate->projection->bias;
+  const double step = 1e-7;  // Small enough that no row changes its best coordinate.
+  for (std::int64_t i = 0; i < bias.numel(); ++i) {
+    const double value = bias[i].item<double>();
+    bias[i] = value + step;
+    const double up = load_balancing_loss(gate->forward(input)).item<double>();
+    bias[i] = value - step;
+    const double down = load_balancing_loss(gate->forward(input)).item<double>();
+    bias[i] = value;
+    CHECK(gradient[i].item<double>() == Approx((up - down) / (2 * step)).margin(1e-5));
+  }
+}
+
+TEST_CASE("a skewed gate becomes even under the balancing loss", "[gating][c15]") {
+  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
+  ProductKeyGate gate(ProductKeyGateOptions(8, {4, 4}));
+  {
+    const torch::NoGradGuard no_grad;
+    gate->projection->bias[0] = 5.0;
+    gate->projection->bias[4] = 5.0;
+  }
+  torch::optim::Adam optimizer(gate->parameters(), torch::optim::AdamOptions(0.05));
+  const auto input = torch::randn({256, 8});
+  CHECK(gate_statistics(gate->forward(input))[0].coefficient_of_variation > 1.0);
+  for (int i = 0; i < 200; ++i) {
+    optimizer.zero_grad();
+    load_balancing_loss(gate->forward(input)).backward();
+    optimizer.step();
+  }
+  for (const auto& dimension : gate_statistics(gate->forward(input))) {
+    CHECK(dimension.coefficient_of_variation < 0.6);
+    CHECK(dimension.load.sum().item<double>() == Approx(1.0));
+    CHECK(dimension.entropy > 0);
+  }
+}
+
+TEST_CASE("balancing an empty batch is harmless", "[gating]") {
+  ProductKeyGate gate(ProductKeyGateOptions(3, {4, 3}));
+  const auto logits = gate->forward(torch::empty({0, 3}));
+  CHECK(load_balancing_loss(logits).isfinite().item<bool>());
+  CHECK(gate_statistics(logits)[0].load.sum().item<double>() == 0);
 }
 
 TEST_CASE("the gate is saved loaded cloned and printed like any module", "[gating]") {
