@@ -13,7 +13,10 @@ constexpr std::size_t kBatchBytes = 1U << 20U;
 constexpr std::chrono::seconds kReopenPause{5};
 constexpr std::chrono::seconds kStopPatience{2};  // For the last batch on a disk that may be full.
 
-bool is_lock_conflict(const rocksdb::Status& status) { return status.ToString().find("lock") != std::string::npos; }
+/// The database's LOCK file is held, by a reader of the old handle for example: nothing is damaged.
+bool is_lock_conflict(const rocksdb::Status& status) {
+  return status.IsIOError() && status.ToString().find("/LOCK") != std::string::npos;
+}
 
 }  // namespace
 
@@ -185,10 +188,10 @@ void WriteBehind::write_loop() {
       if (stopping_) return;
       changed_.wait_for(lock, kReopenPause, [this] { return stopping_; });
       if (stopping_) return;
-      const auto old = std::exchange(db_, nullptr);
+      auto old = std::exchange(db_, nullptr);
       lock.unlock();
       // A reader may still hold the old one: RocksDB's own lock then refuses, and the next round tries again.
-      if (old) old->Close();
+      old.reset();
       auto fresh = open_database();
       lock.lock();
       db_ = std::move(fresh);
