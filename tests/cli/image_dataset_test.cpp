@@ -3,7 +3,7 @@
 #include "tests/e2e/program_run.hpp"
 #include "tests/support/catch.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 using namespace dmoe;
 using dmoe::test::test_directory;

@@ -6,7 +6,8 @@
 #include "tests/net/rpc_fixture.hpp"
 #include "tests/support/catch.hpp"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <cstring>
 #include <limits>
