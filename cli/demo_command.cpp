@@ -27,16 +27,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kForwardTimeout{
-    1'000};                                           ///< Also of backward: no step may hang longer on a dead server.
+/// Of forward and of backward: no step may hang longer than this on a dead server.
+constexpr std::chrono::milliseconds kForwardTimeout{1'000};
 constexpr std::chrono::milliseconds kAfterKMin{500};  ///< For stragglers, once every row has an answer.
 constexpr std::chrono::milliseconds kProbeTimeout{2'000};
-constexpr std::chrono::milliseconds kEvaluationTimeout{5'000};
 constexpr std::int64_t kTestRows = 1'000;  ///< Rows of one batch of the final test.
 
 struct DemoOptions {
   std::string data = kDefaultDataDirectory;
-  std::int64_t steps = 1'000;
+  std::int64_t steps = 1'500;
   std::int64_t batch_size = 128;
   std::int64_t servers = 4;
   std::int64_t experts = 16;
@@ -175,7 +174,7 @@ void add_demo_command(CLI::App& app, Selection& selection) {
   command->add_option("--steps", options->steps, "Training steps")
       ->type_name("COUNT")
       ->capture_default_str()
-      ->check(whole_number(1, 10'000'000, "1000"));
+      ->check(whole_number(1, 10'000'000, "1500"));
   command->add_option("--batch-size", options->batch_size, "Images of one step")
       ->type_name("ROWS")
       ->capture_default_str()

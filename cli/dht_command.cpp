@@ -2,7 +2,7 @@
 #include "cli/announced_address.hpp"
 #include "cli/command.hpp"
 #include "cli/data_directory.hpp"
-#include "cli/io_thread.hpp"
+#include "cli/dht_node.hpp"
 #include "cli/options.hpp"
 #include "cli/ready_line.hpp"
 #include "cli/startup_report.hpp"
@@ -96,10 +96,9 @@ Outcome run_node(const DhtRunOptions& options) {
   const auto identity = net::Identity::load_or_create(*key_file);
   if (!identity) return failed("cannot use the key", identity.error());
 
-  IoThread io;
-  auto service = dht::Service::start(io.context(), *identity, *service_options);
-  if (!service) return failed("cannot start the DHT node", service.error());
-  if (const auto joined = join(**service, signals); !joined) {
+  auto node = DhtNode::start(*identity, *service_options);
+  if (!node) return failed("cannot start the DHT node", node.error());
+  if (const auto joined = join((*node)->service(), signals); !joined) {
     if (signals.requested()) return done();
     if (!options.allow_alone) {
       return failed("cannot join the network (to start anyway, and keep trying, add --allow-alone)", joined.error());
@@ -109,25 +108,27 @@ Outcome run_node(const DhtRunOptions& options) {
   ReadyLine line;
   line.peer_id = net::to_string(identity->peer_id());
   line.identity = key_file->string();
-  line.listen = {service_options->listen.host, (*service)->port()};
+  line.listen = {service_options->listen.host, (*node)->port()};
   for (net::Endpoint& endpoint : *announce) {
     if (endpoint.port == 0) endpoint.port = line.listen.port;
   }
   line.announced = *announce;
+  (*node)->set_ready();
   std::fputs(startup_report(line, "dmoe serve").c_str(), stdout);
   std::fflush(stdout);
   if (const auto reported = report_ready(options.ready_fd, line); !reported) {
     return wrong_use(reported.error().message);
   }
   signals.wait();
-  (*service)->stop();
+  (*node)->stop();
   return done();
 }
 
 void add_run_options(CLI::App& command, DhtRunOptions& options) {
   command
       .add_option("--listen", options.listen,
-                  "UDP address to bind; port 0: any free one. The default serves this machine only; 0.0.0.0:PORT with "
+                  "Address to bind, UDP for the DHT and TCP for /healthz and /metrics; port 0: any free one. The "
+                  "default serves this machine only; 0.0.0.0:PORT with "
                   "--announce serves others")
       ->type_name("HOST:PORT")
       ->capture_default_str()

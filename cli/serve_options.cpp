@@ -30,6 +30,13 @@ CLI::Validator name_and_value() {
           "", ""};
 }
 
+/// "ffn|nop|transformer"
+std::string any_of(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : "|") + word;
+  return text;
+}
+
 void add_expert_options(CLI::App& command, ServeOptions& options) {
   command.option_defaults()->group("Experts");
   command
@@ -45,7 +52,7 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
       ->capture_default_str()
       ->check(whole_number(0, 1'000'000, "16"));
   command.add_option("--expert", options.expert.architecture, "Kind of expert")
-      ->type_name("ffn|transformer|nop")
+      ->type_name(any_of(expert_server::architectures()))
       ->capture_default_str()
       ->check(one_of(expert_server::architectures()));
   command.add_option("--hidden-dim", options.expert.hidden_dim, "Features of one input row (or token)")
@@ -65,17 +72,42 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
 void add_learning_options(CLI::App& command, ServeOptions& options) {
   command.option_defaults()->group("Learning");
   command.add_option("--optimizer", options.expert.optimizer, "How experts learn; default: the checkpoint's, or adam")
-      ->type_name("adam|sgd")
-      ->check(one_of({"adam", "sgd"}));
+      ->type_name("adam|adamw|sgd")
+      ->check(one_of({"adam", "adamw", "sgd"}));
   command
       .add_option("--learning-rate", options.expert.learning_rate,
                   "Step size of the optimizer; default: the checkpoint's, or 0.001")
       ->type_name("RATE")
       ->check(decimal_number(0, 1'000, "0.001"));
+  command
+      .add_option("--schedule", options.expert.schedule,
+                  "How the learning rate falls; default: the checkpoint's, or constant")
+      ->type_name("constant|linear|cosine")
+      ->check(one_of({"constant", "linear", "cosine"}));
+  command
+      .add_option("--warmup-steps", options.expert.warmup_steps,
+                  "Updates over which the learning rate rises from 0; default: the checkpoint's, or 0")
+      ->type_name("COUNT")
+      ->check(whole_number(0, 1'000'000'000, "1000"));
+  command
+      .add_option("--total-steps", options.expert.total_steps,
+                  "Linear and cosine: the update at which the learning rate reaches 0; default: the checkpoint's")
+      ->type_name("COUNT")
+      ->check(whole_number(1, 1'000'000'000'000, "100000"));
+  command.add_option("--amsgrad", options.expert.amsgrad, "For adam and adamw; default: the checkpoint's, or true")
+      ->type_name("true|false")
+      ->check(one_of({"true", "false"}));
+  command
+      .add_option("--nesterov", options.expert.nesterov, "For sgd with momentum; default: the checkpoint's, or false")
+      ->type_name("true|false")
+      ->check(one_of({"true", "false"}));
+  command.add_flag("--frozen", options.expert.frozen, "Serve without learning: backward changes nothing");
   command.add_option("--momentum", options.expert.momentum, "Momentum of sgd; default: the checkpoint's, or 0")
       ->type_name("FACTOR")
       ->check(decimal_number(0, 1, "0.9"));
-  command.add_option("--weight-decay", options.expert.weight_decay, "L2 penalty; default: the checkpoint's, or 0")
+  command
+      .add_option("--weight-decay", options.expert.weight_decay,
+                  "L2 penalty (adamw: decoupled); default: the checkpoint's, or 0")
       ->type_name("FACTOR")
       ->check(decimal_number(0, 1'000, "0.0001"));
   command

@@ -89,7 +89,6 @@ void print_result(const TrainOptions& options, const TrainingReport& training, c
 /// Throws what the layers throw.
 Outcome train_classifier(const TrainOptions& options) {
   const auto start = Clock::now();
-  StopSignals signals;
   const auto data = load_images(options.data);
   if (!data) return failed(data.error().message);
   warn_of_slow_matrices();
@@ -98,6 +97,7 @@ Outcome train_classifier(const TrainOptions& options) {
                                         .initial_endpoints(to_endpoints(options.initial_peers))
                                         .join_timeout(to_milliseconds(options.join_timeout)));
   if (!client) return failed("cannot reach the network", client.error());
+  StopSignals signals;  // Before this point there is nothing to end gracefully.
   Classifier model(data->features(), data->classes, *client, layer_options(options));
   Result<TrainingReport> training = Error{};
   {

@@ -80,8 +80,10 @@ void write_text(const std::filesystem::path& file, const std::string& text) {
   if (!stream.flush()) throw std::runtime_error("cannot write " + file.string());
 }
 
-bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = patience_ends();
+bool eventually(const std::function<bool()>& condition) { return within(kPatience, condition); }
+
+bool within(std::chrono::milliseconds time, const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + time;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     (void)poll(nullptr, 0, kLookMilliseconds);

@@ -56,6 +56,8 @@ void write_text(const std::filesystem::path& file, const std::string& text);
 /// Repeats `condition` until it holds; false when it did not within kPatience. For conditions of other processes, which
 /// cannot be waited on: between two looks the thread yields to them.
 bool eventually(const std::function<bool()>& condition);
+/// The same, for `time` at most.
+bool within(std::chrono::milliseconds time, const std::function<bool()>& condition);
 
 /// A directory for one test case. Throws when none can be made.
 cli::TemporaryDirectory test_directory();

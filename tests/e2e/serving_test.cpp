@@ -76,6 +76,10 @@ TEST_CASE("A server says that it lives and is ready and counts calls over HTTP",
   CHECK_FALSE(test::http_get(server.endpoint(), "/healthz").empty());
   CHECK_FALSE(test::http_get(server.endpoint(), "/readyz").empty());
   CHECK(contains(test::http_get(server.endpoint(), "/metrics"), "# TYPE"));
+  const RunningNode node(directory.path(), "dht", {"dht", "run", "--initial-peers", server.address()});
+  CHECK_FALSE(test::http_get(node.endpoint(), "/healthz").empty());
+  CHECK_FALSE(test::http_get(node.endpoint(), "/readyz").empty());
+  CHECK(eventually([&] { return contains(test::http_get(node.endpoint(), "/metrics"), "dmoe_dht_known_nodes 1"); }));
 }
 
 TEST_CASE("b21 A port in use is a failed start that names it", "[e2e]") {
@@ -88,7 +92,6 @@ TEST_CASE("b21 A port in use is a failed start that names it", "[e2e]") {
     INFO(run.err);
     CHECK(run.status.code == 1);
     CHECK(contains(run.err, address));
-    if (kind == HeldPort::Kind::kTcp) continue;
     const Finished dht = run_dmoe(with_directory({"dht", "run", "--listen", address}, directory.path()));
     INFO(dht.err);
     CHECK(dht.status.code == 1);
