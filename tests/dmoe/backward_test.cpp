@@ -3,6 +3,8 @@
 
 #include "tests/support/catch.hpp"
 
+#include <torch/autograd.h>
+
 namespace dmoe {
 namespace {
 
