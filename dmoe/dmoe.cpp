@@ -62,8 +62,11 @@ DMoEImpl::DMoEImpl(std::shared_ptr<Client> client, DMoEOptions options)
 DMoEImpl::~DMoEImpl() = default;
 
 void DMoEImpl::reset() {
-  gate = register_module(
-      "gate", gating::ProductKeyGate(gating::ProductKeyGateOptions(options_.in_features(), options_.grid())));
+  const auto gate_options = gating::ProductKeyGateOptions(options_.in_features(), options_.grid())
+                                .noise(options_.gate_noise())
+                                .temperature(options_.gate_temperature())
+                                .cell_dropout(options_.cell_dropout());
+  gate = register_module("gate", gating::ProductKeyGate(gate_options));
   const auto& grid = options_.grid();
   search_ = client_->beam_search(options_.prefix(), std::vector<std::size_t>(grid.begin(), grid.end()));
   counters_ = std::make_shared<LayerCounters>();
@@ -80,8 +83,28 @@ torch::Tensor DMoEImpl::forward(const torch::Tensor& input) { return forward_wit
 
 torch::Tensor DMoEImpl::forward_with(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) {
   const auto rows = flatten(input, extra);
-  const auto weight_type = gate->projection->weight.scalar_type();
-  const auto logits = gate->forward(rows.gate_input.to(weight_type));
+  return run(rows, gate_logits(rows));
+}
+
+std::pair<torch::Tensor, torch::Tensor> DMoEImpl::forward_balanced(const torch::Tensor& input) {
+  const auto rows = flatten(input, {});
+  const auto logits = gate_logits(rows);
+  return {run(rows, logits), gating::load_balancing_loss(logits)};
+}
+
+std::future<torch::Tensor> DMoEImpl::forward_async(torch::Tensor input) {
+  auto self = std::dynamic_pointer_cast<DMoEImpl>(shared_from_this());
+  return std::async(std::launch::async, [self, input = std::move(input), with_grad = torch::GradMode::is_enabled()] {
+    const torch::AutoGradMode grad_mode(with_grad);
+    return self->forward(input);
+  });
+}
+
+std::vector<torch::Tensor> DMoEImpl::gate_logits(const Rows& rows) {
+  return gate->forward(rows.gate_input.to(gate->projection->weight.scalar_type()));
+}
+
+torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& logits) {
   const auto detached = search_logits(logits);
 
   std::vector<torch::Tensor> outputs(1);
@@ -129,7 +152,7 @@ torch::Tensor DMoEImpl::forward_with(const torch::Tensor& input, const std::vect
                   });
   }
   const auto mixed = mix(logits, cells, answered, outputs[0].to(rows.inputs.front().device()));
-  return mixed.to(input.scalar_type()).reshape(rows.output_shape);
+  return mixed.to(rows.inputs.front().scalar_type()).reshape(rows.output_shape);
 }
 
 DMoEImpl::Rows DMoEImpl::flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const {
@@ -171,7 +194,9 @@ std::vector<torch::Tensor> DMoEImpl::search_logits(const std::vector<torch::Tens
   std::vector<torch::Tensor> result;
   for (const auto& dimension : logits) {
     result.push_back(dimension.detach().to(torch::kCPU, torch::kFloat).contiguous());
-    if (!all_finite(result.back())) {
+    // Cells that dropout masks are -inf.
+    const bool masked = is_training() && options_.cell_dropout() > 0;
+    if (masked ? result.back().isnan().any().item<bool>() : !all_finite(result.back())) {
       refuse("DMoE: the gate's logits are not finite; the input or the gate's parameters hold NaN or Inf");
     }
   }

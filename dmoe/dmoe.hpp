@@ -11,9 +11,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <iosfwd>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace dmoe {
@@ -49,6 +51,10 @@ struct DMoEOptions {
   TORCH_ARG(bool, allow_zero_outputs) = false;
   /// The floating type that experts take and give; floating inputs are converted to it and answers back.
   TORCH_ARG(torch::Dtype, expert_dtype) = torch::kFloat32;
+  /// Of the gate, in training only; see ProductKeyGateOptions.
+  TORCH_ARG(double, gate_noise) = 0.0;
+  TORCH_ARG(double, gate_temperature) = 1.0;
+  TORCH_ARG(double, cell_dropout) = 0.0;
   /// Whether inputs with more than two dimensions are gated per token (leading dimensions flattened into rows), or per
   /// row: dimension 0 is the row, the gate sees the mean over the dimensions between, and experts get the whole row.
   TORCH_ARG(bool, per_token) = true;
@@ -92,6 +98,15 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   /// `extra` travels with the rows (masks, positions): each has the same dimension 0 as the flattened rows of `input`.
   torch::Tensor forward_with(const torch::Tensor& input, const std::vector<torch::Tensor>& extra);
 
+  /// The output, and the gate's load-balancing loss for this input (a scalar with gradient), to be added to the model's
+  /// loss with a small factor such as 0.01. See gating::load_balancing_loss.
+  std::pair<torch::Tensor, torch::Tensor> forward_balanced(const torch::Tensor& input);
+
+  /// `forward` on a thread of its own, so that several layers or micro-batches are in flight; grad mode is the
+  /// caller's. The future gives the output, or throws what forward throws. Keep the input unchanged until then.
+  /// @pre the layer is held by a shared_ptr, as module holders do.
+  std::future<torch::Tensor> forward_async(torch::Tensor input);
+
   /// Sums over all threads since the layer was made (or cloned).
   LayerStats stats() const;
   /// The calls of this layer's latest finished forward (and of its backward, once that ran), on any thread.
@@ -104,6 +119,8 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
 
  private:
   struct Rows;
+  torch::Tensor run(const Rows& rows, const std::vector<torch::Tensor>& logits);
+  std::vector<torch::Tensor> gate_logits(const Rows& rows);
   Rows flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const;
   std::vector<torch::Tensor> search_logits(const std::vector<torch::Tensor>& logits) const;
   torch::Tensor mix(const std::vector<torch::Tensor>& logits, const torch::Tensor& cells, const torch::Tensor& answered,

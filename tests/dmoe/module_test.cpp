@@ -3,6 +3,11 @@
 
 #include "tests/support/catch.hpp"
 
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/serialize.h>
+
 #include <sstream>
 
 namespace dmoe {
@@ -65,6 +70,38 @@ TEST_CASE("layers of one grid share what they know of it", "[dmoe]") {
   auto other = swarm.layer(swarm.options().k_best(2));
   (void)other->forward(input);
   CHECK(swarm.directory().calls() == calls);
+}
+
+TEST_CASE("layers run at the same time through futures", "[dmoe]") {
+  Swarm swarm(2, {4}, 4);
+  auto layer = swarm.layer(swarm.options());
+  const auto input = torch::randn({3, 4}, torch::kDouble);
+  const auto expected = layer->forward(input);
+  std::vector<std::future<torch::Tensor>> futures;
+  for (int i = 0; i < 4; ++i) futures.push_back(layer->forward_async(input));
+  torch::Tensor sum = torch::zeros_like(input);
+  for (auto& future : futures) sum = sum + future.get();
+  CHECK(torch::allclose(sum, 4 * expected, 1e-9, 1e-12));
+  sum.sum().backward();
+  CHECK(layer->stats().backwards == 4);
+  {
+    const torch::NoGradGuard no_grad;
+    CHECK_FALSE(layer->forward_async(input).get().requires_grad());
+  }
+  CHECK_THROWS_AS(layer->forward_async(torch::zeros({3, 9}, torch::kDouble)).get(), Exception);
+}
+
+TEST_CASE("a layer gives its balancing loss and trains with noise and masked cells", "[dmoe][c15]") {
+  Swarm swarm(2, {4, 2}, 4);
+  auto layer = swarm.layer(swarm.options().gate_noise(0.5).cell_dropout(0.5));
+  auto input = torch::randn({12, 4}, torch::kDouble).requires_grad_();
+  const auto [output, loss] = layer->forward_balanced(input);
+  CHECK(output.sizes() == input.sizes());
+  loss.backward({}, /*retain_graph=*/true);
+  CHECK(layer->gate->projection->weight.grad().abs().max().item<double>() > 0);
+  output.sum().backward();
+  CHECK(layer->gate->projection->weight.grad().isfinite().all().item<bool>());
+  CHECK(input.grad().isfinite().all().item<bool>());
 }
 
 TEST_CASE("settings that make no sense are refused by name", "[dmoe]") {

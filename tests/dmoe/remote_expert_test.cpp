@@ -1,5 +1,6 @@
 // One expert on another machine.
 #include "dmoe/remote_expert.hpp"
+#include "dmoe/remote_sequential.hpp"
 #include "tests/dmoe/swarm.hpp"
 
 #include "tests/support/catch.hpp"
@@ -151,6 +152,24 @@ TEST_CASE("an expert that nobody hosts or that does not answer is an error with 
   RemoteExpert silent(client, uid, RemoteExpertOptions().forward_timeout(100ms));
   CHECK(code_of(silent) == Errc::kDeadlineExceeded);
   CHECK_THROWS_AS(RemoteExpert(client, "ffn."), Exception);
+}
+
+TEST_CASE("experts in sequence pass values on and gradients back", "[dmoe]") {
+  ExpertHost host(1);
+  const auto directory = std::make_shared<MemoryDirectory>();
+  for (Coordinate i = 0; i < 3; ++i) {
+    host_triple(host, {"stage", {i}});
+    directory->add({"stage", {i}}, host.address());
+  }
+  const auto client = Client::with_resolver(directory);
+  RemoteSequential pipeline(client, std::vector<std::string>{"stage.0", "stage.1", "stage.2"});
+  auto x = torch::randn({2, 4}).requires_grad_();
+  const auto y = pipeline->forward(x);
+  CHECK(torch::allclose(y, x * 27));
+  y.sum().backward();
+  CHECK(torch::allclose(x.grad(), torch::full({2, 4}, 27.0F)));
+  for (Coordinate i = 0; i < 3; ++i) CHECK(host.backwards({"stage", {i}}) == 1);
+  CHECK_THROWS_AS(RemoteSequential(client, std::vector<std::string>{}), Exception);
 }
 
 TEST_CASE("a backward that fails is an error on the caller's thread", "[dmoe][c18]") {
