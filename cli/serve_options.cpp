@@ -96,10 +96,14 @@ void add_learning_options(CLI::App& command, ServeOptions& options) {
       ->check(whole_number(1, 1'000'000'000'000, "100000"));
   command.add_option("--amsgrad", options.expert.amsgrad, "For adam and adamw; default: the checkpoint's, or true")
       ->type_name("true|false")
+      ->type_size(1)
+      ->expected(1)
       ->check(one_of({"true", "false"}));
   command
       .add_option("--nesterov", options.expert.nesterov, "For sgd with momentum; default: the checkpoint's, or false")
       ->type_name("true|false")
+      ->type_size(1)
+      ->expected(1)
       ->check(one_of({"true", "false"}));
   command.add_flag("--frozen", options.expert.frozen, "Serve without learning: backward changes nothing");
   command.add_option("--momentum", options.expert.momentum, "Momentum of sgd; default: the checkpoint's, or 0")
