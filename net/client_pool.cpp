@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 namespace dmoe::net {
@@ -84,6 +85,7 @@ RpcClient::Pool::Submission RpcClient::Pool::submit(const Endpoint& endpoint, co
     submission.calls.emplace_back(ids[i], Pending{std::move(calls[i].on_reply), calls[i].deadline, now, {}, {}});
   }
   try {
+    if (calls.size() > kMaxMessagesPerFrame) throw std::length_error("more calls than a frame may have");
     auto list = submission.frame->root().initCalls(static_cast<unsigned>(calls.size()));
     for (unsigned i = 0; i < calls.size(); ++i) {
       auto call = list[i];

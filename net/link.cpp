@@ -50,6 +50,8 @@ void Link::read() {
 }
 
 bool Link::must_pause_reading() const noexcept {
+  // Never on a client: what it reads makes no work, and if both sides waited for the other to read, neither would.
+  if (options_.peer == ReceivedFrame::From::kServer) return false;
   return queue_.size() > kMaxQueuedFrames || queued_bytes_ > options_.max_frame_bytes;
 }
 
@@ -67,9 +69,11 @@ void Link::on_read(error_code failure) {
   auto frame = ReceivedFrame::parse(std::exchange(incoming_, FrameBuffer(options_.max_frame_bytes)), options_.peer);
   if (!ws_.got_binary()) return refuse("a text frame");
   if (frame.has_error()) return refuse(frame.error().message);
-  corked_ = true;
-  on_frame(std::move(*frame));
-  corked_ = false;
+  if (!closing_) {
+    corked_ = true;
+    on_frame(std::move(*frame));
+    corked_ = false;
+  }
   write();
   read();
 }

@@ -9,11 +9,10 @@
 namespace dmoe::net {
 namespace {
 
-constexpr std::size_t kMaxSegments = 16'384;    ///< Each large tensor is a segment of its own.
-constexpr std::uint32_t kMaxMessages = 65'536;  ///< Calls, replies or cancelled ids in one frame.
-constexpr std::size_t kMaxTensors = 1'024;      ///< In one list; the codec's own limit is lower.
-constexpr std::size_t kMaxText = 4'096;         ///< Bytes of any text in a frame.
-constexpr int kNestingLimit = 16;               ///< Frame to tensor data is 8 deep.
+constexpr std::size_t kMaxSegments = 16'384;  ///< Each large tensor is a segment of its own.
+constexpr std::size_t kMaxTensors = 1'024;    ///< In one list; the codec's own limit is lower.
+constexpr std::size_t kMaxText = 4'096;       ///< Bytes of any text in a frame.
+constexpr int kNestingLimit = 16;             ///< Frame to tensor data is 8 deep.
 /// How often a frame's bytes may be visited: logging, checking and copying touch the same field again and again, and
 /// each touch counts. Cap'n Proto's default of 64 MiB would fail a 60 MiB tensor at the second touch.
 constexpr std::uint64_t kTraversalFactor = 256;
@@ -53,15 +52,15 @@ class Checker {
     switch (frame.which()) {
       case schema::Frame::CALLS:
         if (!from_client) throw Failure("a server sent calls");
-        for (const auto call : bounded(frame.getCalls(), kMaxMessages, "calls")) check(call);
+        for (const auto call : bounded(frame.getCalls(), kMaxMessagesPerFrame, "calls")) check(call);
         return;
       case schema::Frame::REPLIES:
         if (from_client) throw Failure("a client sent replies");
-        for (const auto reply : bounded(frame.getReplies(), kMaxMessages, "replies")) check(reply);
+        for (const auto reply : bounded(frame.getReplies(), kMaxMessagesPerFrame, "replies")) check(reply);
         return;
       case schema::Frame::CANCEL:
         if (!from_client) throw Failure("a server sent a cancel");
-        bounded(frame.getCancel(), kMaxMessages, "cancelled ids");
+        bounded(frame.getCancel(), kMaxMessagesPerFrame, "cancelled ids");
         return;
     }
     throw Failure("a frame of a kind that protocol " + std::string(kProtocolName) + " does not have");

@@ -7,10 +7,13 @@
 
 #include <capnp/serialize.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
 namespace dmoe::net {
+
+inline constexpr std::uint32_t kMaxMessagesPerFrame = 8'192;  ///< Calls, replies or cancelled ids.
 
 class ReceivedFrame {
  public:

@@ -203,3 +203,21 @@ TEST_CASE("a peer that asks and never reads does not make the server hoard its a
   server.stop();
   sender.join();
 }
+
+TEST_CASE("uploads and replies larger than every queue do not wait for each other", "[stress]") {
+  constexpr std::size_t kCalls = 60;
+  Tally tally(kCalls);
+  net::RpcServerOptions server_options;
+  server_options.max_frame_bytes = 1UL << 20U;
+  TestServer server(echo, server_options);
+  net::RpcClientOptions options;
+  options.max_frame_bytes = 1UL << 20U;
+  TestClient client(options);
+  for (std::size_t i = 0; i < kCalls; ++i) {
+    std::vector<net::CallSpec> calls;
+    calls.push_back(tally.call(i, 900'000));
+    client.client().start(server.endpoint(), std::move(calls));
+  }
+  wait_until([&] { return tally.total == kCalls; });
+  CHECK(tally.right == kCalls);
+}
