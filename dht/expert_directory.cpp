@@ -2,6 +2,7 @@
 
 #include "dht/listing.hpp"
 #include "dht/node.hpp"
+#include "dht/routing_table.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -11,8 +12,9 @@
 namespace dmoe::dht {
 namespace {
 
-/// Holders whose listings are merged: one may have missed a heartbeat.
-constexpr std::size_t kQuorum = 2;
+/// Holders whose listings are merged: all. Each server's record lies on the nodes that were nearest when it announced,
+/// so while a network forms (and nodes join between two heartbeats) no single holder knows every server.
+constexpr std::size_t kQuorum = kReplication;
 
 Key key_of(const ExpertPrefix& prefix) { return Key::of("dmoe-expert-prefix:" + to_string(prefix)); }
 

@@ -76,6 +76,24 @@ TEST_CASE("Announced experts are listed with their endpoints and vanish when wit
   CHECK(listings[1]->children.empty());
 }
 
+TEST_CASE("A fresh client sees the experts of every server while a network forms", "[dht][udp]") {
+  Loopback loopback(2);
+  std::vector<std::unique_ptr<Service>> servers;
+  servers.push_back(loopback.start());
+  // Each announces before the next joins, so each record lies on other nodes than the one before it.
+  for (int i = 0; i < 6; ++i) {
+    servers.push_back(loopback.start_joined({endpoint_of(*servers.front())}));
+    const auto port = static_cast<std::uint16_t>(9'000 + i);
+    REQUIRE(announce(*servers.back(), {"ffn.0." + std::to_string(i)}, {"127.0.0.1", port}).has_value());
+  }
+  for (int i = 0; i < 5; ++i) {
+    const auto trainer = loopback.start_joined({endpoint_of(*servers.front())});
+    const auto listings = list(*trainer, {"ffn.0."});
+    REQUIRE(listings[0].has_value());
+    CHECK(listings[0]->children.size() == 6);
+  }
+}
+
 TEST_CASE("A port in use is a clear error", "[dht][udp][b21]") {
   Loopback loopback;
   const auto first = loopback.start();
