@@ -165,12 +165,8 @@ void Publisher::hand_over(const std::vector<LiveRecord>& records, const wire::No
   std::size_t size = wire::kRequestOverhead;
   const auto send = [&] {
     if (store.records.empty()) return;
-    Request request;
-    request.to = to.address;
-    request.expected = to.id;
-    request.body = std::exchange(store, {});
-    request.repeats = 2;
-    core_.requests.start(std::move(request));
+    // Made in one piece: gcc 12 warns of uninitialized members when a default body is replaced here.
+    core_.requests.start(Request{to.address, to.id, std::exchange(store, {}), 2, false, {}, {}, {}});
     size = wire::kRequestOverhead;
   };
   for (const LiveRecord& live : records) {
