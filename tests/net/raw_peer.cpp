@@ -62,6 +62,14 @@ void RawWebSocket::send(std::string_view frame, bool binary) {
   ws_.write(asio::buffer(frame), ignored);
 }
 
+void RawWebSocket::ping() {
+  ws_.control_callback([this](websocket::frame_type kind, boost::beast::string_view) {
+    if (kind == websocket::frame_type::pong) ++pongs_;
+  });
+  error_code ignored;
+  ws_.ping({}, ignored);
+}
+
 void RawWebSocket::send_raw(std::string_view bytes) {
   error_code ignored;
   asio::write(ws_.next_layer(), asio::buffer(bytes), ignored);

@@ -39,6 +39,9 @@ class RawWebSocket {
   const std::string& body() const { return response_.body(); }
 
   void send(std::string_view frame, bool binary = true);
+  void ping();
+  /// Answers to ping() that read() met.
+  int pongs() const { return pongs_; }
   /// Bytes below the WebSocket layer.
   void send_raw(std::string_view bytes);
   /// The next frame; empty when the peer closed.
@@ -51,6 +54,7 @@ class RawWebSocket {
   boost::asio::io_context io_;
   boost::beast::websocket::stream<boost::asio::ip::tcp::socket> ws_;
   boost::beast::websocket::response_type response_;
+  int pongs_ = 0;
 };
 
 /// A TCP port with a listener that accepts nothing by itself.
