@@ -102,7 +102,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   void take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found);
   bool take_record(Search& search, const wire::TravellingRecord& travelling);
   void request_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end);
-  void request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& stub);
+  void request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& without_value);
   void count_holder(Search& search, const NodeId& id);
   void finish_gathering(const std::shared_ptr<Gathering>& gathering);
 

@@ -110,15 +110,15 @@ void Lookup::request_page(const std::shared_ptr<Gathering>& gathering, std::uint
   context_.requests.start(std::move(request));
 }
 
-void Lookup::request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& stub) {
+void Lookup::request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& without_value) {
   struct Assembly {
     wire::TravellingRecord travelling;
     std::size_t missing = 0;
     bool broken = false;
   };
-  const auto assembly = std::make_shared<Assembly>(Assembly{stub, 0, false});
-  assembly->travelling.record.value.resize(stub.value_size);
-  assembly->missing = (stub.value_size + wire::kPartBytes - 1) / wire::kPartBytes;
+  const auto assembly = std::make_shared<Assembly>(Assembly{without_value, 0, false});
+  assembly->travelling.record.value.resize(without_value.value_size);
+  assembly->missing = (without_value.value_size + wire::kPartBytes - 1) / wire::kPartBytes;
   ++gathering->outstanding;
   const auto weak = weak_from_this();
   const auto settle = [weak, gathering, assembly] {
@@ -130,8 +130,9 @@ void Lookup::request_parts(const std::shared_ptr<Gathering>& gathering, const wi
     if (!search.done && !assembly->broken && self->take_record(search, assembly->travelling)) gathering->any = true;
     self->finish_gathering(gathering);
   };
-  for (std::uint32_t offset = 0; offset < stub.value_size; offset += wire::kPartBytes) {
-    wire::Fetch fetch{stub.record.key, stub.record.publisher, stub.record.subkey, stub.record.sequence, offset};
+  for (std::uint32_t offset = 0; offset < without_value.value_size; offset += wire::kPartBytes) {
+    wire::Fetch fetch{without_value.record.key, without_value.record.publisher, without_value.record.subkey,
+                      without_value.record.sequence, offset};
     Request request;
     request.to = gathering->node.address;
     request.expected = gathering->node.id;
