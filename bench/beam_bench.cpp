@@ -18,7 +18,7 @@ using Grid = std::vector<std::size_t>;
 constexpr std::size_t kLiveExperts = 1'024;
 constexpr std::size_t kRows = 64;
 constexpr std::size_t kBest = 4;
-constexpr std::size_t kServers = 8;
+constexpr std::size_t kAnnouncers = 8;
 
 std::vector<ExpertUid> random_experts(const Grid& grid, std::mt19937_64& random) {
   std::size_t cells = 1;
@@ -36,7 +36,7 @@ std::vector<ExpertUid> random_experts(const Grid& grid, std::mt19937_64& random)
 class Directory final : public dht::PrefixResolver {
  public:
   explicit Directory(const std::vector<ExpertUid>& experts) {
-    for (std::size_t i = 0; i < kServers; ++i) {
+    for (std::size_t i = 0; i < kAnnouncers; ++i) {
       auto server = std::make_shared<dht::ServerAddress>();
       server->peer.bytes.fill(static_cast<std::uint8_t>(i + 1));
       server->endpoints = {{"127.0.0.1", static_cast<std::uint16_t>(i + 1)}};
@@ -45,7 +45,7 @@ class Directory final : public dht::PrefixResolver {
     for (std::size_t i = 0; i < experts.size(); ++i) {
       ExpertPrefix prefix{experts[i].grid, {}};
       for (const auto coordinate : experts[i].coordinates) {
-        children_[prefix].insert({coordinate, servers_[i % kServers]});
+        children_[prefix].insert({coordinate, servers_[i % kAnnouncers]});
         prefix.coordinates.push_back(coordinate);
       }
     }

@@ -43,8 +43,9 @@ std::string check_grid(const std::string& text) {
 
 int main(int argc, char* argv[]) {
   (void)std::signal(SIGPIPE, SIG_IGN);
-  CLI::App app("Measures dmoe on this machine. Each suite measures its own baseline in the same run, so that a ratio "
-               "means something on a noisy machine.");
+  CLI::App app(
+      "Measures dmoe on this machine. Each suite measures its own baseline in the same run, so that a ratio "
+      "means something on a noisy machine.");
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::help);
   bool json = false;

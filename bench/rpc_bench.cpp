@@ -186,12 +186,12 @@ class Chain {
 
 /// Other programs disturb a machine for seconds at a time: floor and calls are measured by turns, and the median of the
 /// rounds is reported.
-constexpr int kRounds = 5;
+constexpr int kRpcRounds = 5;
 
 double median(std::vector<double> values) { return percentile(values, 0.5); }
 
 void one_row(const Options& options, Reporter& reporter) {
-  const Seconds duration = Seconds(options.seconds) / kRounds;
+  const Seconds duration = Seconds(options.seconds) / kRpcRounds;
   Pair pair;
   const auto row = payload_of(kRowBytes);
   std::vector<double> p50;
@@ -200,7 +200,7 @@ void one_row(const Options& options, Reporter& reporter) {
   std::vector<double> floor_p50;
   std::vector<double> floor_p99;
   std::vector<double> ratio;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kRpcRounds; ++round) {
     const auto floor = tcp_echo(kRowBytes, duration);
     auto blocking = blocking_calls(pair, "echo", row, duration);
     Chain chain(pair, row, 1, duration);
@@ -235,7 +235,7 @@ void in_flight(const Options& options, Reporter& reporter) {
 }
 
 void bulk(const Options& options, Reporter& reporter) {
-  const Seconds duration = Seconds(options.seconds) / kRounds;
+  const Seconds duration = Seconds(options.seconds) / kRpcRounds;
   Pair pair;
   const auto rate = [&](const char* uid, const Payload& payload) {
     return static_cast<double>(kBulkBytes) / (median(blocking_calls(pair, uid, payload, duration)) * 1e3);
@@ -245,7 +245,7 @@ void bulk(const Options& options, Reporter& reporter) {
   std::vector<double> down;
   std::vector<double> up_ratio;
   std::vector<double> down_ratio;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kRpcRounds; ++round) {
     floor.push_back(tcp_stream_gb_per_s(kBulkBytes, duration));
     up.push_back(rate("sink", pair.bulk()));
     down.push_back(rate("source", nullptr));

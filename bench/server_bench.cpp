@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kHidden = 1'024;
 constexpr int kClients = 4;
-constexpr int kRounds = 3;
+constexpr int kServerRounds = 3;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -93,7 +93,7 @@ void compare(Reporter& reporter, const std::string& mode, std::int64_t rows, int
              const std::function<void()>& local, const std::function<void(int)>& served) {
   double local_sum = 0;
   double served_sum = 0;
-  for (int round = 0; round < kRounds; ++round) {  // Interleaved: a noisy neighbour meets both.
+  for (int round = 0; round < kServerRounds; ++round) {  // Interleaved: a noisy neighbour meets both.
     local_sum += local_rate(local, rows, seconds, threads);
     served_sum += served_rate(served, rows, seconds);
   }
@@ -101,8 +101,8 @@ void compare(Reporter& reporter, const std::string& mode, std::int64_t rows, int
                              {"clients", kClients},
                              {"rows", rows},
                              {"compute_threads", threads},
-                             {"local_rows_per_s", local_sum / kRounds},
-                             {"server_rows_per_s", served_sum / kRounds},
+                             {"local_rows_per_s", local_sum / kServerRounds},
+                             {"server_rows_per_s", served_sum / kServerRounds},
                              {"efficiency", served_sum / local_sum}});
 }
 

@@ -12,6 +12,12 @@ endif()
 # -O2, not CMake's -O3: the arithmetic is libtorch's, so -O3 adds build time and no speed.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
+# Reading and instantiating Asio, Beast and torch costs most files more than their own code does.
+if(DMOE_UNITY_BUILD)
+  set(CMAKE_UNITY_BUILD ON)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
+endif()
+
 find_program(DMOE_CCACHE ccache)
 if(DMOE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${DMOE_CCACHE})
@@ -27,4 +33,6 @@ add_library(dmoe_warnings INTERFACE)
 target_compile_options(dmoe_warnings INTERFACE -Wall -Wextra -Wpedantic
   # gcc 12 sees overlapping copies in `"text" + std::to_string(n)` (gcc bug 105651).
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+  # Takes sources that are included into a unity source for headers.
+  $<$<AND:$<BOOL:${DMOE_UNITY_BUILD}>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>
   $<$<BOOL:${DMOE_WARNINGS_AS_ERRORS}>:-Werror>)

@@ -33,3 +33,10 @@ function(dmoe_precompile_torch target)
   endif()
   target_precompile_headers(${target} REUSE_FROM dmoe_torch_pch)
 endfunction()
+
+# Compiles files of the calling folder for loops over much memory: at -O2 gcc 12 vectorizes next to none (WebSocket masking
+# runs at 9 GB/s instead of 56), and a square root that may set errno is never vectorized.
+function(dmoe_vectorize)
+  set_source_files_properties(${ARGN} PROPERTIES
+    COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>;-fno-math-errno;-fno-trapping-math")
+endfunction()

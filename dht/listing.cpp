@@ -8,7 +8,7 @@
 namespace dmoe::dht {
 namespace {
 
-constexpr std::uint8_t kFormat = 1;
+constexpr std::uint8_t kListingFormat = 1;
 
 void put_varint(std::vector<std::uint8_t>& out, std::uint64_t value) {
   for (; value >= 0x80; value >>= 7U) out.push_back(static_cast<std::uint8_t>(value | 0x80U));
@@ -68,7 +68,7 @@ Result<std::vector<std::uint8_t>> write_listing(const Listing& listing) {
     return invalid("a server announces 1 to " + std::to_string(kMaxEndpoints) + " endpoints, not " +
                    std::to_string(listing.endpoints.size()));
   }
-  std::vector<std::uint8_t> out{kFormat, static_cast<std::uint8_t>(listing.endpoints.size())};
+  std::vector<std::uint8_t> out{kListingFormat, static_cast<std::uint8_t>(listing.endpoints.size())};
   for (const net::Endpoint& endpoint : listing.endpoints) {
     if (!is_host(endpoint.host) || endpoint.port == 0) {
       return invalid("endpoint " + net::to_string(endpoint) + " cannot be announced: it needs a host name and a port");
@@ -95,7 +95,7 @@ Result<std::vector<std::uint8_t>> write_listing(const Listing& listing) {
 Result<Listing> read_listing(std::span<const std::uint8_t> bytes) {
   Cursor in(bytes);
   Listing listing;
-  if (in.byte() != kFormat) return invalid("a directory record of an unknown format");
+  if (in.byte() != kListingFormat) return invalid("a directory record of an unknown format");
   const std::uint8_t endpoints = in.byte();
   if (endpoints == 0 || endpoints > kMaxEndpoints) return invalid("a directory record without usable endpoints");
   for (unsigned i = 0; i < endpoints; ++i) {

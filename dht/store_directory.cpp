@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kFormat = "dmoe-dht-records 1\n";
+constexpr std::string_view kFormatMarker = "dmoe-dht-records 1\n";
 constexpr std::int64_t kFarAhead = std::int64_t{10} * 365 * 24 * 3600 * 1000;  // Beyond every lifetime.
 
 Error unavailable(std::string message) { return {Errc::kUnavailable, std::move(message), {}}; }
@@ -87,13 +87,13 @@ Result<void> check_format(const fs::path& directory) {
                          " was not written by this program (no format marker): give another data "
                          "directory, or remove it");
     }
-    std::ofstream(marker, std::ios::binary) << kFormat;
+    std::ofstream(marker, std::ios::binary) << kFormatMarker;
     return {};
   }
   const std::string found = read_file(marker);
-  if (found == kFormat) return {};
+  if (found == kFormatMarker) return {};
   if (found.empty()) {  // The disk was full, or the machine stopped, when it was made.
-    std::ofstream(marker, std::ios::binary) << kFormat;
+    std::ofstream(marker, std::ios::binary) << kFormatMarker;
     return {};
   }
   return unavailable(directory.string() + " has the format '" + found.substr(0, found.find('\n')) +

@@ -1,7 +1,7 @@
 #include "dmoe/backward_pass.hpp"
 
-#include "dmoe/finite.hpp"
 #include "dmoe/server_health.hpp"
+#include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
 
@@ -70,7 +70,7 @@ Result<at::Tensor> BackwardPass::check_gradient(const at::Tensor& gradient, cons
     return Error{Errc::kInternal, text.str(), {}};
   }
   const auto converted = gradient.to(input.scalar_type()).contiguous();
-  if (!all_finite(converted)) return Error{Errc::kInternal, "answered with a gradient that is NaN or Inf", {}};
+  if (!net::all_finite(converted)) return Error{Errc::kInternal, "answered with a gradient that is NaN or Inf", {}};
   return converted;
 }
 

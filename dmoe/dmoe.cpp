@@ -1,11 +1,11 @@
 #include "dmoe/dmoe.hpp"
 
 #include "dmoe/backward_pass.hpp"
-#include "dmoe/finite.hpp"
 #include "dmoe/forward_pass.hpp"
 #include "dmoe/layer_counters.hpp"
 #include "dmoe/remote_node.hpp"
 #include "gating/beam_search.hpp"
+#include "net/tensor_finite.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/types.h>
@@ -196,7 +196,7 @@ std::vector<torch::Tensor> DMoEImpl::search_logits(const std::vector<torch::Tens
     result.push_back(dimension.detach().to(torch::kCPU, torch::kFloat).contiguous());
     // Cells that dropout masks are -inf.
     const bool masked = is_training() && options_.cell_dropout() > 0;
-    if (masked ? result.back().isnan().any().item<bool>() : !all_finite(result.back())) {
+    if (masked ? result.back().isnan().any().item<bool>() : !net::all_finite(result.back())) {
       refuse("DMoE: the gate's logits are not finite; the input or the gate's parameters hold NaN or Inf");
     }
   }

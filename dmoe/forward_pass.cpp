@@ -1,7 +1,7 @@
 #include "dmoe/forward_pass.hpp"
 
-#include "dmoe/finite.hpp"
 #include "dmoe/server_health.hpp"
+#include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
 
@@ -15,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::uint8_t kMaxReplacements =
+    3;  ///< Per row: where so much fails, the time is better spent on the next step.
 constexpr std::int64_t kMaxRowsPerCall = 4'096;  ///< What servers take at most by default.
 
 std::uint64_t fresh_seed() {
@@ -61,7 +63,7 @@ ForwardPass::ForwardPass(Client& client, gating::BeamSearch& search, const DMoEO
       outputs_(at::empty(shape_of({rows_, k_}, row_shape_), inputs.front().options())),
       ranks_(static_cast<std::size_t>(rows_ * k_), Rank::kEmpty),
       row_calls_(static_cast<std::size_t>(rows_)),
-      replaced_(static_cast<std::size_t>(rows_), 0),
+      replacements_(static_cast<std::size_t>(rows_), 0),
       cells_(static_cast<std::size_t>(rows_ * k_) * options.grid().size(), 0) {}
 
 MixtureAnswers ForwardPass::run() {
@@ -96,10 +98,14 @@ void ForwardPass::choose_all() {
   }
 }
 
-/// Rows that failures have put below k_min get their next best experts, once.
+/// Rows that failures have put below k_min get their next best experts. Failures of one server come in one by one, so a
+/// row may need it more than once.
 void ForwardPass::replace_lost() {
   if (lost_rows_.empty()) return;
-  const auto rows = std::exchange(lost_rows_, {});
+  auto rows = std::exchange(lost_rows_, {});
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  for (const auto row : rows) ++replacements_[static_cast<std::size_t>(row)];
   // Enough to find k new ones behind those that were tried; the banned ones are left out already.
   const auto found = search(rows, static_cast<std::size_t>(2 * k_));
   std::vector<Assignment> assignments;
@@ -195,7 +201,7 @@ Result<void> ForwardPass::accept(std::size_t call, const std::vector<at::Tensor>
                  {}};
   }
   const auto answer = tensors.front().to(outputs_.scalar_type()).contiguous();
-  if (!all_finite(answer)) return Error{Errc::kInternal, "answered with NaN or Inf", {}};
+  if (!net::all_finite(answer)) return Error{Errc::kInternal, "answered with NaN or Inf", {}};
   const std::size_t row_bytes = answer.nbytes() / places.size();
   const auto* source = static_cast<const char*>(answer.data_ptr());
   auto* target = static_cast<char*>(outputs_.data_ptr());
@@ -214,8 +220,8 @@ void ForwardPass::reject(std::size_t call) {
     ranks_[static_cast<std::size_t>(place)] = Rank::kEmpty;
     quorum_.fail(row);
     ++answers_dropped_;
-    if (!quorum_.lost(row) || std::exchange(replaced_[static_cast<std::size_t>(row)], 1) != 0) continue;
-    lost_rows_.push_back(row);
+    const bool may_replace = replacements_[static_cast<std::size_t>(row)] < kMaxReplacements;
+    if (quorum_.lost(row) && may_replace) lost_rows_.push_back(row);
   }
 }
 

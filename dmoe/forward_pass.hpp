@@ -92,7 +92,7 @@ class ForwardPass {
   std::vector<std::vector<std::int64_t>> places_;    // Of each call: row * k + rank, one per row.
   std::vector<std::vector<std::size_t>> row_calls_;  // Of each row that lost answers: its calls so far.
   std::vector<std::int64_t> lost_rows_;              // To be replaced.
-  std::vector<std::uint8_t> replaced_;               // Per row.
+  std::vector<std::uint8_t> replacements_;           // Rounds so far, per row.
   std::vector<std::int64_t> cells_;                  // rows × k × D.
   std::size_t known_experts_ = 0;
   std::size_t unanswered_lookups_ = 0;

@@ -1,9 +1,9 @@
 #include "dmoe/remote_expert.hpp"
 
-#include "dmoe/finite.hpp"
 #include "dmoe/remote_node.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/single_call.hpp"
+#include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
 
@@ -221,7 +221,7 @@ Result<std::vector<torch::Tensor>> RemoteExpertImpl::try_server(const Server& se
     }
   }
   for (const auto& output : *outputs) {
-    if (!all_finite(output)) return Error{Errc::kInternal, "it answered with NaN or Inf", {}};
+    if (!net::all_finite(output)) return Error{Errc::kInternal, "it answered with NaN or Inf", {}};
   }
   return outputs;
 }

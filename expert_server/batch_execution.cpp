@@ -1,6 +1,5 @@
 #include "expert_server/batch_execution.hpp"
-
-#include "expert_server/finite.hpp"
+#include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
 
@@ -15,7 +14,9 @@ Error not_finite(const ExpertBackend& backend, const char* what) {
       Errc::kInvalidArgument, std::string(what) + " expert " + backend.uid_text() + " are not finite: NaN or Inf", {}};
 }
 
-bool finite(const std::vector<at::Tensor>& tensors) { return std::all_of(tensors.begin(), tensors.end(), all_finite); }
+bool finite(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), net::all_finite);
+}
 
 /// One tensor list per column of the tasks' lists, concatenated.
 std::vector<at::Tensor> joined(const std::vector<Task>& tasks, std::vector<at::Tensor> Task::*list, BatchMemory& memory,

@@ -1,7 +1,7 @@
 #include "expert_server/expert_backend.hpp"
 
 #include "expert_server/architectures.hpp"
-#include "expert_server/finite.hpp"
+#include "net/tensor_finite.hpp"
 
 #include <torch/autograd.h>
 #include <torch/types.h>
@@ -245,7 +245,7 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
     }
     auto gradient = found[next++];
     gradients.push_back(gradient.defined() ? gradient.detach().contiguous() : at::zeros_like(leaf));
-    if (!all_finite(gradients.back()))
+    if (!net::all_finite(gradients.back()))
       return invalid("a gradient with respect to the inputs is not finite: NaN or Inf");
   }
   if (frozen_) return gradients;

@@ -1,6 +1,8 @@
 #include "expert_server/layer_norm_relu.hpp"
 
-#include <ATen/Parallel.h>
+#include "expert_server/parallel_range.hpp"
+
+#include <ATen/core/Tensor.h>
 
 #include <cmath>
 #include <cstdint>
@@ -47,7 +49,7 @@ void layer_norm_relu_(at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   auto* values = x.data_ptr<float>();
   const auto* scales = weight.data_ptr<float>();
   const auto* shifts = bias.data_ptr<float>();
-  at::parallel_for(0, rows, 1 + (1 << 15) / (width + 1), [&](std::int64_t begin, std::int64_t end) {
+  parallel_range(rows, 1 + (1 << 15) / (width + 1), [&](std::int64_t begin, std::int64_t end) {
     for (auto row = begin; row < end; ++row) {
       normalize_row(values + row * width, scales, shifts, width, static_cast<float>(epsilon));
     }

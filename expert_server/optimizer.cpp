@@ -1,8 +1,7 @@
 #include "expert_server/optimizer.hpp"
 
-#include "expert_server/finite.hpp"
+#include "expert_server/optimizer_steps.hpp"
 
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -12,21 +11,7 @@
 namespace dmoe::expert_server {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 16;  ///< Elements one thread takes at a time.
-
 Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
-
-/// The factors of one Adam step, computed once per step in double.
-struct AdamFactors {
-  double scale;
-  double coupled_decay;    ///< Added to the gradient.
-  double decoupled_decay;  ///< What the weight is multiplied with first.
-  double beta1;
-  double beta2;
-  double step_size;
-  double root_correction;  ///< 1 / sqrt(1 - beta2^t)
-  double epsilon;
-};
 
 AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, double scale, double rate) {
   const double first = 1 - std::pow(settings.beta1, static_cast<double>(step));
@@ -42,73 +27,10 @@ AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, d
           settings.epsilon};
 }
 
-template <class T>
-struct AdamPointers {
-  T* __restrict__ weight;
-  const T* __restrict__ gradient;
-  T* __restrict__ mean;
-  T* __restrict__ square;
-  T* __restrict__ largest;  ///< Null without AMSGrad.
-};
-
-template <bool kAmsgrad, class T>
-void adam_range(const AdamPointers<T>& at, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
-  const T scale = static_cast<T>(factors.scale);
-  const T decay = static_cast<T>(factors.coupled_decay);
-  const T shrink = static_cast<T>(factors.decoupled_decay);
-  const T beta1 = static_cast<T>(factors.beta1);
-  const T beta2 = static_cast<T>(factors.beta2);
-  const T rest1 = static_cast<T>(1 - factors.beta1);
-  const T rest2 = static_cast<T>(1 - factors.beta2);
-  const T step_size = static_cast<T>(factors.step_size);
-  const T root_correction = static_cast<T>(factors.root_correction);
-  const T epsilon = static_cast<T>(factors.epsilon);
-  const auto [weight, gradient, mean, square, largest] = at;
-  for (std::int64_t i = begin; i < end; ++i) {
-    const T g = gradient[i] * scale + decay * weight[i];
-    const T m = beta1 * mean[i] + rest1 * g;
-    const T v = beta2 * square[i] + rest2 * g * g;
-    T top = v;
-    if constexpr (kAmsgrad) {
-      top = v > largest[i] ? v : largest[i];
-      largest[i] = top;
-    }
-    mean[i] = m;
-    square[i] = v;
-    weight[i] = shrink * weight[i] - step_size * m / (std::sqrt(top) * root_correction + epsilon);
-  }
-}
-
-template <class T>
-void sgd_range(T* __restrict__ weight, const T* __restrict__ gradient, T* __restrict__ velocity, bool first,
-               const OptimizerSettings& settings, double clip_scale, double step_rate, std::int64_t begin,
-               std::int64_t end) {
-  const T scale = static_cast<T>(clip_scale);
-  const T decay = static_cast<T>(settings.weight_decay);
-  const T rate = static_cast<T>(step_rate);
-  const T momentum = static_cast<T>(settings.momentum);
-  for (std::int64_t i = begin; i < end; ++i) {
-    T g = gradient[i] * scale + decay * weight[i];
-    if (velocity != nullptr) {
-      const T speed = first ? g : momentum * velocity[i] + g;
-      velocity[i] = speed;
-      g = settings.nesterov ? g + momentum * speed : speed;
-    }
-    weight[i] -= rate * g;
-  }
-}
-
-double squared_norm(const at::Tensor& gradient) {
+double squared_norm_of(const at::Tensor& gradient) {
   double sum = 0;
-  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "squared_norm", [&] {
-    const auto* values = gradient.data_ptr<scalar_t>();
-    sum = at::parallel_reduce(
-        std::int64_t{0}, gradient.numel(), kGrain, 0.0,
-        [values](std::int64_t begin, std::int64_t end, double start) {
-          return start + sum_of_squares(values + begin, end - begin);
-        },
-        std::plus<>());
-  });
+  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "squared_norm",
+                             [&] { sum = squared_norm(gradient.data_ptr<scalar_t>(), gradient.numel()); });
   return sum;
 }
 
@@ -162,7 +84,7 @@ Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients, std::ui
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     dense[i] = gradients[i].contiguous();
-    squares += squared_norm(dense[i]);
+    squares += squared_norm_of(dense[i]);
   }
   const double norm = std::sqrt(squares);
   if (!std::isfinite(norm)) return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
@@ -187,16 +109,12 @@ void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale, doub
     std::vector<scalar_t*> state;
     for (auto& tensor : slot.state) state.push_back(tensor.data_ptr<scalar_t>());
     if (settings_.kind != OptimizerKind::kSgd) {
-      const AdamPointers<scalar_t> at{weights, gradients, state[0], state[1], settings_.amsgrad ? state[2] : nullptr};
-      const auto factors = adam_factors(settings_, slot.step, scale, rate);
-      const auto range = settings_.amsgrad ? adam_range<true, scalar_t> : adam_range<false, scalar_t>;
-      at::parallel_for(0, weight.numel(), kGrain,
-                       [&](std::int64_t begin, std::int64_t end) { range(at, factors, begin, end); });
+      const AdamMemory<scalar_t> memory{weights, gradients, state[0], state[1], settings_.amsgrad ? state[2] : nullptr};
+      adam_step(memory, weight.numel(), adam_factors(settings_, slot.step, scale, rate));
     } else {
-      auto* velocity = state.empty() ? nullptr : state[0];
-      at::parallel_for(0, weight.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-        sgd_range(weights, gradients, velocity, first, settings_, scale, rate, begin, end);
-      });
+      const SgdMemory<scalar_t> memory{weights, gradients, state.empty() ? nullptr : state[0]};
+      sgd_step(memory, weight.numel(),
+               {scale, settings_.weight_decay, rate, settings_.momentum, settings_.nesterov, first});
     }
   });
 }

@@ -26,21 +26,21 @@ constexpr std::size_t kDigestDigits = 64;
 constexpr std::size_t kMaxDimensions = 16;
 constexpr const char* kTemporaryMark = ".tmp-";
 
-struct DtypeName {
+struct FileDtype {
   at::ScalarType dtype;
   const char* name;
 };
 
-constexpr std::array<DtypeName, 10> kDtypes{{{at::kFloat, "F32"},
-                                             {at::kDouble, "F64"},
-                                             {at::kHalf, "F16"},
-                                             {at::kBFloat16, "BF16"},
-                                             {at::kLong, "I64"},
-                                             {at::kInt, "I32"},
-                                             {at::kShort, "I16"},
-                                             {at::kChar, "I8"},
-                                             {at::kByte, "U8"},
-                                             {at::kBool, "BOOL"}}};
+constexpr std::array<FileDtype, 10> kFileDtypes{{{at::kFloat, "F32"},
+                                                 {at::kDouble, "F64"},
+                                                 {at::kHalf, "F16"},
+                                                 {at::kBFloat16, "BF16"},
+                                                 {at::kLong, "I64"},
+                                                 {at::kInt, "I32"},
+                                                 {at::kShort, "I16"},
+                                                 {at::kChar, "I8"},
+                                                 {at::kByte, "U8"},
+                                                 {at::kBool, "BOOL"}}};
 
 Error damaged(const fs::path& file, const std::string& what) {
   return {Errc::kInvalidArgument, file.string() + " is damaged: " + what, {}};
@@ -80,10 +80,10 @@ Result<std::string> header_text(const SafetensorsContent& content) {
   header["__metadata__"] = content.metadata;
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : content.tensors) {
-    const auto found = std::find_if(kDtypes.begin(), kDtypes.end(), [&tensor = tensor](const auto& item) {
+    const auto found = std::find_if(kFileDtypes.begin(), kFileDtypes.end(), [&tensor = tensor](const auto& item) {
       return item.dtype == tensor.scalar_type();
     });
-    if (found == kDtypes.end() || name == "__metadata__" || header.contains(name)) {
+    if (found == kFileDtypes.end() || name == "__metadata__" || header.contains(name)) {
       return Error{Errc::kInvalidArgument, "tensor " + name + " cannot be written: dtype or name", {}};
     }
     const std::uint64_t end = offset + tensor.nbytes();
@@ -155,8 +155,9 @@ std::string read_entry(const Json& json, Entry& entry) {
   const auto& dtype = json["dtype"];
   const auto& shape = json["shape"];
   const auto& offsets = json["data_offsets"];
-  const auto known = std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& item) { return dtype == item.name; });
-  if (known == kDtypes.end()) return "has an unknown dtype";
+  const auto known =
+      std::find_if(kFileDtypes.begin(), kFileDtypes.end(), [&](const auto& item) { return dtype == item.name; });
+  if (known == kFileDtypes.end()) return "has an unknown dtype";
   if (!shape.is_array() || shape.size() > kMaxDimensions || !std::all_of(shape.begin(), shape.end(), is_natural)) {
     return "has a bad shape";
   }

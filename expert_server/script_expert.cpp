@@ -13,19 +13,19 @@
 namespace dmoe::expert_server {
 namespace {
 
-struct DtypeName {
+struct InputDtype {
   std::string_view name;
   at::ScalarType dtype;
 };
 
-constexpr std::array<DtypeName, 8> kDtypes{{{"float32", at::kFloat},
-                                            {"float64", at::kDouble},
-                                            {"float16", at::kHalf},
-                                            {"bfloat16", at::kBFloat16},
-                                            {"int64", at::kLong},
-                                            {"int32", at::kInt},
-                                            {"uint8", at::kByte},
-                                            {"bool", at::kBool}}};
+constexpr std::array<InputDtype, 8> kInputDtypes{{{"float32", at::kFloat},
+                                                  {"float64", at::kDouble},
+                                                  {"float16", at::kHalf},
+                                                  {"bfloat16", at::kBFloat16},
+                                                  {"int64", at::kLong},
+                                                  {"int32", at::kInt},
+                                                  {"uint8", at::kByte},
+                                                  {"bool", at::kBool}}};
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
@@ -41,7 +41,7 @@ TensorSpec parse_spec(std::string_view text) {
   const auto colon = text.find(':');
   TensorSpec spec;
   bool known = false;
-  for (const auto& item : kDtypes) {
+  for (const auto& item : kInputDtypes) {
     if (item.name != text.substr(0, colon)) continue;
     spec.dtype = item.dtype;
     known = true;

@@ -1,6 +1,7 @@
 // The program as its users meet it: exit statuses and the one line that says what is wrong.
 #include "tests/e2e/program_run.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/text.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -14,7 +15,7 @@ using dmoe::test::test_directory;
 
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using test::contains;
 
 std::ptrdiff_t lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 

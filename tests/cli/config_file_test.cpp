@@ -1,6 +1,7 @@
 // Options from a TOML file: every key of every command, and nothing that is not one.
 #include "tests/e2e/program_run.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/text.hpp"
 
 using namespace dmoe;
 using dmoe::test::Finished;
@@ -9,7 +10,7 @@ using dmoe::test::test_directory;
 
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using test::contains;
 
 /// Runs the program with a configuration file of this content.
 Finished with_config(const std::string& toml, std::vector<std::string> arguments) {

@@ -7,6 +7,7 @@
 #include "cli/startup_report.hpp"
 #include "tests/e2e/program_run.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/text.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -19,7 +20,7 @@ cli::ReadyLine example_line() {
   return {"ab12", "/data/identity.pem", {"0.0.0.0", 4040}, {{"203.0.113.5", 4040}}, {"ffn.0.0", "ffn.0.1", "ffn.0.2"}};
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using test::contains;
 
 /// What `draw` prints to a stream.
 std::string printed(const std::function<void(std::FILE*)>& draw) {

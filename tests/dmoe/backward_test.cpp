@@ -10,6 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::Fault;
+using test::random_input;
 using test::ranked;
 using test::Swarm;
 
@@ -18,11 +19,6 @@ struct Gradients {
   torch::Tensor weight;
   torch::Tensor bias;
 };
-
-torch::Tensor random_input(std::int64_t rows, std::int64_t features) {
-  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
-  return torch::randn({rows, features}, torch::kDouble);
-}
 
 Gradients gradients_of(DMoE& layer, const torch::Tensor& loss, const torch::Tensor& input) {
   layer->zero_grad();

@@ -12,13 +12,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::Fault;
+using test::random_input;
 using test::ranked;
 using test::Swarm;
-
-torch::Tensor random_input(std::int64_t rows, std::int64_t features) {
-  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
-  return torch::randn({rows, features}, torch::kDouble);
-}
 
 Errc code_of(DMoE& layer, const torch::Tensor& input, std::string* message = nullptr) {
   try {
@@ -92,6 +88,17 @@ TEST_CASE("rows that lost their experts get the next best within the same pass",
     }
   }
   CHECK(torch::allclose(output, reference(swarm, layer, input, experts), 1e-9, 1e-12));
+}
+
+TEST_CASE("a replacement that fails is replaced in turn", "[dmoe][b25]") {
+  Swarm swarm(2, {8}, 4);
+  auto layer = swarm.layer(swarm.options().k_best(2).k_min(2));
+  const auto input = random_input(1, 4);
+  const auto best = ranked(layer, input[0], swarm.experts());
+  for (const auto failing : {0, 2, 3})
+    swarm.host_of(best[failing]).set_fault(best[failing], Fault::kError, Fault::kNone);
+  const auto output = layer->forward(input);
+  CHECK(torch::allclose(output, reference(swarm, layer, input, {{best[1], best[4]}}), 1e-9, 1e-12));
 }
 
 TEST_CASE("a killed server is asked once and then left alone", "[dmoe][b25]") {

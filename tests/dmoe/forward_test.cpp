@@ -8,6 +8,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::Fault;
+using test::random_input;
 using test::ranked;
 using test::Swarm;
 
@@ -18,11 +19,6 @@ std::vector<std::vector<ExpertUid>> best_of_each(DMoE& layer, Swarm& swarm, cons
     rows.back().resize(std::min(k, rows.back().size()));
   }
   return rows;
-}
-
-torch::Tensor random_input(std::int64_t rows, std::int64_t features) {
-  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
-  return torch::randn({rows, features}, torch::kDouble);
 }
 
 TEST_CASE("forward equals the mixture of the same experts run locally", "[dmoe]") {

@@ -98,4 +98,9 @@ torch::Tensor reference(Swarm& swarm, DMoE& layer, const torch::Tensor& input,
   return torch::stack(rows);
 }
 
+torch::Tensor random_input(std::int64_t rows, std::int64_t features) {
+  torch::manual_seed(seed());
+  return torch::randn({rows, features}, torch::kDouble);
+}
+
 }  // namespace dmoe::test

@@ -56,4 +56,7 @@ torch::Tensor reference(Swarm& swarm, DMoE& layer, const torch::Tensor& input,
                         const std::vector<std::vector<ExpertUid>>& experts,
                         const std::vector<ExpertUid>& detached = {});
 
+/// Double-precision normal rows, the same in every call of a run: from the run's seed.
+torch::Tensor random_input(std::int64_t rows, std::int64_t features);
+
 }  // namespace dmoe::test

@@ -23,10 +23,10 @@ using dmoe::test::test_directory;
 
 namespace {
 
-constexpr std::int64_t kWidth = 8;
+constexpr std::int64_t kInputWidth = 8;
 
 std::vector<std::string> ffn_server(const std::string& pattern, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> arguments{"serve", pattern, "--hidden-dim", std::to_string(kWidth), "--threads", "1"};
+  std::vector<std::string> arguments{"serve", pattern, "--hidden-dim", std::to_string(kInputWidth), "--threads", "1"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -41,7 +41,7 @@ struct Pair {
 
   /// A layer that sends every row to both.
   DMoE layer(std::chrono::milliseconds timeout) const {
-    return DMoE(client, DMoEOptions(kWidth, {2, 1}, "ffn")
+    return DMoE(client, DMoEOptions(kInputWidth, {2, 1}, "ffn")
                             .k_best(2)
                             .k_min(1)
                             .forward_timeout(timeout)
@@ -57,7 +57,7 @@ std::size_t answered(const DMoE& layer) {
 
 /// One forward and backward pass.
 torch::Tensor pass(DMoE& layer) {
-  const torch::Tensor output = layer->forward(torch::ones({4, kWidth}));
+  const torch::Tensor output = layer->forward(torch::ones({4, kInputWidth}));
   output.sum().backward();
   return output;
 }
@@ -65,7 +65,7 @@ torch::Tensor pass(DMoE& layer) {
 /// How many experts answer a forward pass without a backward one.
 std::size_t answers(DMoE& layer) {
   const torch::NoGradGuard no_grad;
-  (void)layer->forward(torch::ones({4, kWidth}));
+  (void)layer->forward(torch::ones({4, kInputWidth}));
   return answered(layer);
 }
 
@@ -77,8 +77,9 @@ TEST_CASE("A trainer learns from two servers", "[e2e]") {
   const auto directory = test_directory();
   const RunningNode first(directory.path(), "first", ffn_server("ffn.0.[0:2]"));
   const RunningNode second(directory.path(), "second", ffn_server("ffn.1.[0:2]", {"--initial-peers", first.address()}));
-  const auto run = test::run_dmoe({"train", "--initial-peers", second.address(), "--grid-size", "2", "2",
-                                   "--hidden-dim", std::to_string(kWidth), "--steps", "40", "--seed", "1", "--json"});
+  const auto run =
+      test::run_dmoe({"train", "--initial-peers", second.address(), "--grid-size", "2", "2", "--hidden-dim",
+                      std::to_string(kInputWidth), "--steps", "40", "--seed", "1", "--json"});
   INFO(run.out << run.err);
   REQUIRE(run.status.code == 0);
   const std::string last = run.out.substr(run.out.rfind('\n', run.out.size() - 2) + 1);
@@ -94,7 +95,7 @@ TEST_CASE("A server killed in the middle of a call costs the pass its answer onl
   DMoE layer = pair.layer(60s);
   REQUIRE(answers(layer) == 2);  // Both connections are up.
   pair.first.process().send(SIGSTOP);
-  auto forward = std::async(std::launch::async, [&] { return layer->forward(torch::ones({4, kWidth})); });
+  auto forward = std::async(std::launch::async, [&] { return layer->forward(torch::ones({4, kInputWidth})); });
   // The call has reached the stopped server's machine, so it is in the middle of it.
   REQUIRE(eventually([&] { return test::unread_bytes(pair.first.endpoint().port) > 0; }));
   pair.first.process().send(SIGKILL);
@@ -146,18 +147,18 @@ TEST_CASE("A trainer goes on when a server comes back with its experts", "[e2e]"
   };
   const auto client =
       Client::connect(ClientOptions().initial_endpoints({node.endpoint()}).ban_time(500ms).directory_ttl(500ms));
-  DMoE layer(client, DMoEOptions(kWidth, {1, 1}, "ffn").k_best(1).forward_timeout(2s).backward_timeout(2s));
+  DMoE layer(client, DMoEOptions(kInputWidth, {1, 1}, "ffn").k_best(1).forward_timeout(2s).backward_timeout(2s));
   {
     RunningNode server = serve();
     CHECK(finite(pass(layer)));
     server.process().send(SIGKILL);
     REQUIRE(server.process().wait(patience_ends()).has_value());
-    CHECK_THROWS_AS(layer->forward(torch::ones({4, kWidth})), Exception);
+    CHECK_THROWS_AS(layer->forward(torch::ones({4, kInputWidth})), Exception);
   }
   const RunningNode again = serve();
   CHECK(eventually([&] {
     try {
-      return finite(layer->forward(torch::ones({4, kWidth})));
+      return finite(layer->forward(torch::ones({4, kInputWidth})));
     } catch (const Exception&) {
       return false;
     }
@@ -170,7 +171,7 @@ TEST_CASE("A client that connects and says nothing disturbs nobody and is droppe
   const test::TcpConnection silent(server.endpoint());
   const auto client = Client::connect(ClientOptions().initial_endpoints({server.endpoint()}));
   RemoteExpert expert(client, "ffn.0.0");
-  CHECK(finite(expert->forward(torch::ones({2, kWidth}))));
+  CHECK(finite(expert->forward(torch::ones({2, kInputWidth}))));
   bool closed = false;
   CHECK(silent.receive_until_closed(patience_ends(), closed).empty());
   CHECK(closed);
@@ -200,7 +201,7 @@ TEST_CASE("Garbage on its ports never ends a server", "[e2e]") {
   CHECK(node.process().running());
   const auto client = Client::connect(ClientOptions().initial_endpoints({node.endpoint()}));
   RemoteExpert expert(client, "ffn.0.0");
-  CHECK(finite(expert->forward(torch::ones({2, kWidth}))));
+  CHECK(finite(expert->forward(torch::ones({2, kInputWidth}))));
 }
 
 TEST_CASE("e2 A second signal ends a program at once whatever it waits for", "[e2e]") {
@@ -215,7 +216,7 @@ TEST_CASE("e2 A second signal ends a program at once whatever it waits for", "[e
                        "1",
                        "1",
                        "--hidden-dim",
-                       std::to_string(kWidth),
+                       std::to_string(kInputWidth),
                        "--steps",
                        "1000000",
                        "--forward-timeout",
@@ -247,8 +248,8 @@ TEST_CASE("A signal ends a trainer after its step with status 0", "[e2e]") {
   const RunningNode server(directory.path(), "server", ffn_server("ffn.0.[0:1]"));
   cli::ChildOptions options;
   options.program = test::program_under_test();
-  options.arguments = {"train", "--initial-peers", server.address(),       "--grid-size", "1",
-                       "1",     "--hidden-dim",    std::to_string(kWidth), "--steps",     "1000000"};
+  options.arguments = {"train",        "--initial-peers",           server.address(), "--grid-size", "1", "1",
+                       "--hidden-dim", std::to_string(kInputWidth), "--steps",        "1000000"};
   options.log_file = directory.path() / "train.log";
   auto trainer = cli::ChildProcess::spawn(options);
   REQUIRE(trainer.has_value());

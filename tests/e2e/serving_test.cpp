@@ -4,6 +4,7 @@
 #include "tests/e2e/program_run.hpp"
 #include "tests/e2e/sockets.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/text.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -21,7 +22,7 @@ using dmoe::test::test_directory;
 
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using test::contains;
 
 std::vector<std::string> small_server(const std::string& pattern, std::vector<std::string> more = {}) {
   std::vector<std::string> arguments{"serve", pattern, "--expert", "nop", "--hidden-dim", "8", "--threads", "1"};

@@ -1,11 +1,9 @@
 #include "expert_server/architectures.hpp"
-#include "expert_server/finite.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/support/catch.hpp"
 
 #include <torch/nn/modules/batchnorm.h>
 
-#include <limits>
 
 using namespace dmoe;
 using namespace dmoe::expert_server;
@@ -175,18 +173,4 @@ TEST_CASE("tensors are checked against the schema by dtype and shape and rows", 
       check_tensors({torch::zeros({3, 4}, at::kDouble), torch::zeros({3, 9}, at::kBool)}, specs, "input").has_error());
   CHECK(check_tensors({torch::zeros({3, 4}), torch::zeros({2, 9}, at::kBool)}, specs, "input").has_error());
   CHECK(check_tensors({torch::scalar_tensor(1), torch::zeros({2, 9}, at::kBool)}, specs, "input").has_error());
-}
-
-TEST_CASE("finite numbers are told from NaN and infinity at any place", "[experts]") {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-    for (const std::int64_t place : {0, 6, 12}) {
-      auto values = torch::full({13}, -3.0e38F);
-      CHECK(all_finite(values));
-      values[place] = bad;
-      CHECK_FALSE(all_finite(values));
-      CHECK_FALSE(all_finite(values.to(at::kDouble)));
-      CHECK_FALSE(all_finite(values.view({13, 1}).expand({13, 3})));
-    }
-  }
-  CHECK(all_finite(torch::full({3}, 1, at::kLong)));
 }

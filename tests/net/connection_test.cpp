@@ -3,6 +3,7 @@
 #include "tests/net/raw_peer.hpp"
 #include "tests/net/rpc_fixture.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/text.hpp"
 
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
@@ -15,8 +16,6 @@ using namespace dmoe;
 using namespace dmoe::test;
 
 namespace {
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 std::uint16_t unused_port() {
   RawListener listener;

@@ -3,6 +3,7 @@
 #include "tests/net/raw_peer.hpp"
 #include "tests/net/rpc_fixture.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/text.hpp"
 
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
@@ -20,8 +21,6 @@ std::string ask(const TestServer& server, std::string_view request) {
   connection.send(request);
   return connection.read_to_end();
 }
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -8,11 +8,4 @@ using Catch::Approx;
 #include <catch2/catch.hpp>
 #endif
 
-#include <cstdint>
-
-namespace dmoe::test {
-
-/// The run's seed: printed at start, set again with the environment variable DMOE_TEST_SEED.
-std::uint64_t seed();
-
-}  // namespace dmoe::test
+#include "tests/support/seed.hpp"

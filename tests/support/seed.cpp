@@ -1,8 +1,5 @@
-// The main function of every test program: prints the seed with which a failure can be repeated.
-#if !__has_include(<catch2/catch_all.hpp>)
-#define CATCH_CONFIG_RUNNER
-#endif
-#include "tests/support/catch.hpp"
+// Linked into every test program beside Catch2's main: prints the seed with which a failure can be repeated.
+#include "tests/support/seed.hpp"
 
 #include <charconv>
 #include <csignal>
@@ -26,10 +23,13 @@ std::uint64_t seed() {
   return value;
 }
 
-}  // namespace dmoe::test
+namespace {
 
-int main(int argc, char* argv[]) {
+const bool kPrepared = [] {
   (void)std::signal(SIGPIPE, SIG_IGN);
-  std::cerr << "DMOE_TEST_SEED=" << dmoe::test::seed() << '\n' << std::flush;
-  return Catch::Session().run(argc, argv);
-}
+  std::cerr << "DMOE_TEST_SEED=" << seed() << '\n' << std::flush;
+  return true;
+}();
+
+}  // namespace
+}  // namespace dmoe::test
