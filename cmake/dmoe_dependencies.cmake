@@ -4,6 +4,7 @@ find_package(PkgConfig REQUIRED)
 find_package(Boost 1.81 REQUIRED)
 find_package(CapnProto REQUIRED)
 find_package(OpenSSL REQUIRED)
+pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 find_package(ZLIB REQUIRED)
 # Before RocksDB, which finds gflags under another target name: Torch would then make a "gflags" without a library.
 find_package(Torch REQUIRED)

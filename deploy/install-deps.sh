@@ -21,7 +21,7 @@ packages=(
   # To build. pkg-config: Cap'n Proto's CMake files ask it. ccache makes the second build quick.
   g++ cmake ninja-build pkg-config ccache git ca-certificates
   "$boost" capnproto libcapnp-dev librocksdb-dev libcli11-dev libspdlog-dev nlohmann-json3-dev
-  prometheus-cpp-dev libssl-dev zlib1g-dev catch2
+  prometheus-cpp-dev libssl-dev libsodium-dev zlib1g-dev catch2
   # Without this BLAS libtorch multiplies matrices more than 50 times slower, on the reference one.
   libtorch-dev libopenblas0-pthread
   # What `dmoe demo` trains on.
