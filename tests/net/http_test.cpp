@@ -40,7 +40,7 @@ TEST_CASE("HEAD has the header of GET and no body", "[http]") {
   CHECK(answer.ends_with("\r\n\r\n"));
 }
 
-TEST_CASE("unknown paths and methods are refused with what there is", "[http]") {
+TEST_CASE("unknown paths and methods are refused with what there is", "[http][f10]") {
   TestServer server(echo);
   const auto lost = ask(server, "GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   CHECK(lost.starts_with("HTTP/1.1 404 "));
