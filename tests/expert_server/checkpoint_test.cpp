@@ -34,7 +34,7 @@ ExpertOptions small_ffn() {
 
 std::unique_ptr<ExpertBackend> made(CheckpointStore* store, const ExpertOptions& options = small_ffn(),
                                     std::uint64_t seed = 1) {
-  return std::move(make_expert(uid("ffn.0.1"), options, store, false, seed).value());
+  return make_expert(uid("ffn.0.1"), options, store, false, seed).value();
 }
 
 void teach(ExpertBackend& backend, int steps) {

@@ -37,7 +37,7 @@ std::unique_ptr<ExpertBackend> builtin(const std::string& architecture, std::int
                                        const OptimizerSettings& optimizer, std::uint64_t seed,
                                        const std::map<std::string, std::string>& arguments) {
   const ExpertDescription description{uid(architecture + ".0"), architecture, hidden_dim, arguments};
-  return std::move(ExpertBackend::create(description, optimizer, 1'024, seed).value());
+  return ExpertBackend::create(description, optimizer, 1'024, seed).value();
 }
 
 class Answers::Reply final : public TaskReply {
