@@ -94,7 +94,7 @@ TEST_CASE("A server killed in the middle of a call costs the pass its answer onl
   Pair pair;
   DMoE layer = pair.layer(60s);
   REQUIRE(answers(layer) == 2);  // Both connections are up.
-  pair.first.process().send(SIGSTOP);
+  pair.first.freeze();
   auto forward = std::async(std::launch::async, [&] { return layer->forward(torch::ones({4, kInputWidth})); });
   // The call has reached the stopped server's machine, so it is in the middle of it.
   REQUIRE(eventually([&] { return test::unread_bytes(pair.first.endpoint().port) > 0; }));
@@ -129,7 +129,7 @@ TEST_CASE("A hanging server is skipped and used again when it goes on", "[e2e]")
   Pair pair;
   DMoE layer = pair.layer(500ms);
   REQUIRE(answers(layer) == 2);
-  pair.first.process().send(SIGSTOP);
+  pair.first.freeze();
   CHECK(finite(pass(layer)));
   CHECK(layer->stats().failed_calls >= 1);
   const std::uint64_t after_first = layer->stats().failed(Errc::kDeadlineExceeded);
@@ -230,7 +230,7 @@ TEST_CASE("e2 A second signal ends a program at once whatever it waits for", "[e
   // Stopped between two calls, the server leaves the next one unread, and the step that waits for it hangs. Stopped
   // within a call it may have read it already: then it goes on for another try.
   REQUIRE(eventually([&] {
-    server.process().send(SIGSTOP);
+    server.freeze();
     if (test::within(200ms, [&] { return test::unread_bytes(server.endpoint().port) > 0; })) return true;
     server.process().send(SIGCONT);
     return false;

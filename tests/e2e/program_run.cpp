@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -65,6 +66,19 @@ RunningNode::RunningNode(const std::filesystem::path& directory, const std::stri
   const auto ready = cli::parse_ready_line(*line);
   if (!ready) throw std::runtime_error(describe(ready.error()));
   ready_ = *ready;
+}
+
+void RunningNode::freeze() {
+  process_.send(SIGSTOP);
+  const bool stopped = eventually([threads = "/proc/" + std::to_string(process_.pid()) + "/task"] {
+    const auto all = std::filesystem::directory_iterator(threads);
+    return std::all_of(begin(all), end(all), [](const auto& thread) {
+      const auto stat = read_text(thread.path() / "stat");  // "pid (name) state ...", and a name may hold anything.
+      const auto name_end = stat.rfind(')');
+      return name_end != std::string::npos && stat.substr(name_end + 1).starts_with(" T");
+    });
+  });
+  if (!stopped) throw std::runtime_error("a process did not stop on SIGSTOP");
 }
 
 std::string RunningNode::log() const { return read_text(process_.log_file()); }

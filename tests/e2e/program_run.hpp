@@ -42,6 +42,8 @@ class RunningNode {
   net::Endpoint endpoint() const { return ready_.announced.front(); }
   std::string address() const { return net::to_string(endpoint()); }
   cli::ChildProcess& process() noexcept { return process_; }
+  /// SIGSTOP, and waits until no thread of it runs any more: on a busy machine they go on for a while.
+  void freeze();
   std::string log() const;
 
  private:
