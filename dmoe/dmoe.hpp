@@ -70,7 +70,7 @@ struct DMoEOptions {
 ///
 /// Forward ends when all chosen experts answered; or every row has k_min answers and timeout_after_k_min passed; or at
 /// forward_timeout, which covers the search too. A call that fails before then is replaced by the row's next best
-/// experts, once, if the row would otherwise stay below k_min. Backward goes to the experts that answered; one that
+/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that answered; one that
 /// fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with the expert's UID.
 ///
 /// With k_best = 1 the softmax over one logit is constant; the weight is then p / stop_gradient(p), where p is the
