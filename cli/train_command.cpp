@@ -4,6 +4,7 @@
 #include "cli/image_dataset.hpp"
 #include "cli/matrix_speed.hpp"
 #include "cli/median.hpp"
+#include "cli/model_file.hpp"
 #include "cli/network_options.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
@@ -45,6 +46,8 @@ struct TrainOptions {
   std::int64_t batch_size = 128;
   double learning_rate = 0.001;
   std::uint64_t seed = 0;
+  std::string save;
+  std::string load;
   bool json = false;
 };
 
@@ -77,6 +80,7 @@ void print_result(const TrainOptions& options, const TrainingReport& training, c
   table.row("usual step", rounded(median(training.step_ms), 1) + " ms");
   table.row("failed calls", std::to_string(stats.failed_calls) + " of " + std::to_string(stats.calls));
   table.row("failed steps", std::to_string(training.failed_steps));
+  if (!options.save.empty()) table.row("model saved to", options.save);
   table.print(stdout);
   if (!options.json) return;
   nlohmann::ordered_json json{{"test_accuracy", accuracy},
@@ -86,12 +90,16 @@ void print_result(const TrainOptions& options, const TrainingReport& training, c
                               {"calls", stats.calls},
                               {"failed_calls", stats.failed_calls},
                               {"failed_steps", training.failed_steps}};
+  if (!options.save.empty()) json["saved"] = options.save;
   std::puts(json.dump().c_str());
 }
 
 /// Throws what the layers throw.
 Outcome train_classifier(const TrainOptions& options) {
   const auto start = Clock::now();
+  if (!options.save.empty()) {
+    if (const auto can = check_can_save(options.save); !can) return failed(can.error().message);
+  }
   const auto data = load_images(options.data);
   if (!data) return failed(data.error().message);
   warn_of_slow_matrices();
@@ -102,14 +110,23 @@ Outcome train_classifier(const TrainOptions& options) {
   if (!client) return failed("cannot reach the network", client.error());
   StopSignals signals;  // Before this point there is nothing to end gracefully.
   Classifier model(data->features(), data->classes, *client, layer_options(options));
+  if (!options.load.empty()) {
+    if (const auto loaded = load_model(*model, options.load); !loaded) return failed(loaded.error().message);
+  }
   Result<TrainingReport> training = Error{};
   {
     Progress progress(stdout, options.steps);
     training = train(model, *data, training_options(options), progress, signals);
   }
-  if (!training) return failed("training stopped", training.error());
+  // Whatever ended it, what was learned is kept; only a model that is no longer finite is not worth it.
+  const bool worth_saving = training || training.error().code != Errc::kInternal;
+  if (!options.save.empty() && worth_saving) {
+    if (const auto saved = save_model(*model, options.save); !saved) return failed(saved.error().message);
+  }
+  const std::string kept = options.save.empty() || !worth_saving ? "" : "; the model so far is in " + options.save;
+  if (!training) return failed("training stopped: " + advise(training.error()) + kept);
   if (training->interrupted) {
-    std::printf("interrupted after %zu steps\n", training->step_ms.size());
+    std::printf("interrupted after %zu steps%s\n", training->step_ms.size(), kept.c_str());
     return done();
   }
   constexpr std::int64_t kTestRows = 1'000;
@@ -206,6 +223,17 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("NUMBER")
       ->capture_default_str()
       ->check(whole_number(0, INT64_MAX, "42"));
+  command
+      .add_option(
+          "--save", options.save,
+          "Write the trainer's own weights to this file at the end, also of an interrupted run, replacing it in "
+          "one step; the experts' weights stay on their servers")
+      ->type_name("FILE");
+  command
+      .add_option("--load", options.load,
+                  "Start from the weights that --save wrote, with the same --hidden-dim and --grid-size; the state of "
+                  "Adam starts afresh")
+      ->type_name("FILE");
   command.add_flag("--json", options.json, "End with the result as one JSON object on the last line");
 }
 
