@@ -38,6 +38,12 @@ std::string text_of(const ifaddrs& entry) {
 
 }  // namespace
 
+bool is_ip_address(const net::Endpoint& endpoint) {
+  bool is_literal = false;
+  (void)literal(endpoint, is_literal);
+  return is_literal;
+}
+
 bool is_loopback(const net::Endpoint& endpoint) {
   bool is_literal = false;
   const auto address = literal(endpoint, is_literal);

@@ -9,6 +9,8 @@
 
 namespace dmoe::cli {
 
+/// Numbers, not a name: what a socket can be bound to.
+bool is_ip_address(const net::Endpoint& endpoint);
 /// "localhost", 127.0.0.0/8, ::1.
 bool is_loopback(const net::Endpoint& endpoint);
 /// 0.0.0.0 or ::, every address of the machine: good for listening, meaningless to others.

@@ -8,6 +8,7 @@
 #include "cli/matrix_speed.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
+#include "cli/size_estimate.hpp"
 #include "cli/stop_signals.hpp"
 #include "cli/training.hpp"
 
@@ -122,11 +123,23 @@ SwarmOptions swarm_options(const DemoOptions& options) {
   return swarm;
 }
 
+/// All servers and the trainer share this machine.
+Result<void> check_size(const DemoOptions& options) {
+  expert_server::ExpertOptions expert;
+  expert.hidden_dim = options.hidden_dim;
+  expert.max_batch_size = options.batch_size;
+  return check_fits("a demo of " + std::to_string(options.experts) + " experts with --hidden-dim " +
+                        std::to_string(options.hidden_dim) + " and --batch-size " + std::to_string(options.batch_size),
+                    size_of_experts(expert, static_cast<double>(options.experts)), memory_limit(),
+                    "lower one of these");
+}
+
 Outcome run_demo(const DemoOptions& options) {
   if (options.experts % options.servers != 0) {
     return wrong_use("--experts " + std::to_string(options.experts) + " cannot be shared evenly by --servers " +
                      std::to_string(options.servers) + "; use a multiple");
   }
+  if (const auto fits = check_size(options); !fits) return wrong_use(fits.error().message);
   const auto start = Clock::now();
   StopSignals signals;
   const auto data = load_images(options.data);

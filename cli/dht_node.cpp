@@ -1,6 +1,7 @@
 #include "cli/dht_node.hpp"
 
 #include <prometheus/gauge.h>
+#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <future>
@@ -33,6 +34,7 @@ Result<std::unique_ptr<DhtNode>> DhtNode::start(const net::Identity& identity, c
 }
 
 Result<void> DhtNode::bind(const net::Identity& identity, dht::ServiceOptions options) {
+  peer_id_ = net::to_string(identity.peer_id());
   net::RpcServerOptions http;
   http.listen = options.listen;
   http_ = std::make_unique<net::RpcServer>(io_.context(), http, &refuse);
@@ -52,17 +54,26 @@ void DhtNode::add_routes() {
     return ready_.load() ? net::HttpResponse{200, kText, "ready\n"}
                          : net::HttpResponse{503, kText, "still joining the network\n"};
   });
+  http_->route("/api/v1/dht", [this] { return describe(); });
   http_->route("/metrics", net::metrics_route(metrics_));
   metrics_.before_serialize([this] { refresh_metrics(); });
 }
 
-/// Shows the latest snapshot and asks for the next: waiting for one here would hold up the thread that makes it.
-void DhtNode::refresh_metrics() {
-  dht::ServiceStats stats;
-  {
-    const std::lock_guard lock(stats_->mutex);
-    stats = stats_->latest;
+/// The latest snapshot, after asking for a newer one: an idle node's strand takes it at once on this thread. Waiting
+/// for a busy one would hold up the thread that makes it.
+dht::ServiceStats DhtNode::refresh_stats() {
+  if (service_) {
+    service_->stats([stats = stats_](const dht::ServiceStats& latest) {
+      const std::lock_guard lock(stats->mutex);
+      stats->latest = latest;
+    });
   }
+  const std::lock_guard lock(stats_->mutex);
+  return stats_->latest;
+}
+
+void DhtNode::refresh_metrics() {
+  const dht::ServiceStats stats = refresh_stats();
   const auto show = [this](const char* name, const char* help, auto value) {
     metrics_.gauge(name, help).Set(static_cast<double>(value));
   };
@@ -72,11 +83,19 @@ void DhtNode::refresh_metrics() {
   show("dmoe_dht_datagrams_received", "Datagrams received since the start.", stats.datagrams_received);
   show("dmoe_dht_datagrams_refused", "Datagrams that were malformed, over a limit or badly signed.",
        stats.datagrams_refused);
-  if (!service_) return;
-  service_->stats([stats = stats_](const dht::ServiceStats& latest) {
-    const std::lock_guard lock(stats->mutex);
-    stats->latest = latest;
-  });
+}
+
+/// For `dmoe dht stats`, and whoever prefers JSON to /metrics.
+net::HttpResponse DhtNode::describe() {
+  const dht::ServiceStats stats = refresh_stats();
+  const nlohmann::ordered_json json{{"peer_id", peer_id_},
+                                    {"ready", ready_.load()},
+                                    {"nodes_known", stats.known_nodes},
+                                    {"records_held", stats.stored_records},
+                                    {"datagrams_sent", stats.datagrams_sent},
+                                    {"datagrams_received", stats.datagrams_received},
+                                    {"datagrams_refused", stats.datagrams_refused}};
+  return {200, "application/json", json.dump() + "\n"};
 }
 
 void DhtNode::stop() {

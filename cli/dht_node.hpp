@@ -13,10 +13,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 
 namespace dmoe::cli {
 
-/// Owns its I/O thread. Answers GET /healthz, /readyz and /metrics; it hosts no experts, so every call is refused.
+/// Owns its I/O thread. Answers GET /healthz, /readyz, /metrics and /api/v1/dht; it hosts no experts, so every call is
+/// refused.
 class DhtNode {
  public:
   /// Binds both ports (port 0: one that is free for both) and opens the store; joins nobody yet.
@@ -37,14 +39,17 @@ class DhtNode {
   DhtNode();
   Result<void> bind(const net::Identity& identity, dht::ServiceOptions options);
   void add_routes();
+  dht::ServiceStats refresh_stats();
   void refresh_metrics();
+  net::HttpResponse describe();
 
-  /// The latest snapshot: the node's strand writes it, /metrics reads it. Shared with snapshots under way.
+  /// The latest snapshot: the node's strand writes it, routes read it. Shared with snapshots under way.
   struct Stats {
     std::mutex mutex;
     dht::ServiceStats latest;
   };
 
+  std::string peer_id_;
   std::atomic<bool> ready_{false};
   net::Metrics metrics_;
   const std::shared_ptr<Stats> stats_ = std::make_shared<Stats>();

@@ -1,6 +1,7 @@
 // `dmoe experts`: who is alive, and where.
 #include "cli/command.hpp"
 #include "cli/expert_probe.hpp"
+#include "cli/network_options.hpp"
 #include "cli/options.hpp"
 
 #include "dmoe/client.hpp"

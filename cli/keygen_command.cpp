@@ -17,6 +17,7 @@ struct KeygenOptions {
 };
 
 Outcome make_key(const KeygenOptions& options) {
+  if (options.file.empty()) return wrong_use("FILE is empty; name a new file for the key");
   std::error_code error;
   const std::filesystem::path file = std::filesystem::absolute(options.file, error);
   if (error) return failed("cannot make an absolute path of '" + options.file + "': " + error.message());

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "net/endpoint.hpp"
+#include "net/error.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dmoe::cli {
@@ -21,11 +23,23 @@ CLI::Validator decimal_number(double least, double most, std::string example);
 /// One of these words.
 CLI::Validator one_of(std::vector<std::string> words);
 
+/// At most `most` bytes.
+CLI::Validator short_text(std::size_t most, std::string example);
+
+/// 1 to `most` lower-case hexadecimal digits.
+CLI::Validator hexadecimal(std::size_t most, std::string example);
+
 /// host:port, as net::parse_endpoint reads it.
 CLI::Validator endpoint_text();
 
-/// Adds `--initial-peers`: `A B`, `A,B`, the flag repeated, or a list in the configuration file.
-void add_initial_peers(CLI::App& command, std::vector<std::string>& peers);
+/// A duration as parse_duration reads it, from `least` to `most`.
+CLI::Validator duration(std::chrono::milliseconds least, std::chrono::milliseconds most, std::string example);
+
+/// "90s", "15m", "1.5h", "1d"; without a unit: seconds. kInvalidArgument with examples.
+Result<std::chrono::milliseconds> parse_duration(std::string_view text);
+
+/// The two largest units of it: "1h", "59m 58s", "0s".
+std::string duration_text(std::chrono::milliseconds duration);
 
 /// Endpoints that `endpoint_text` has already accepted.
 std::vector<net::Endpoint> to_endpoints(const std::vector<std::string>& texts);

@@ -1,6 +1,8 @@
 // How a command ended: what the process's exit status and its last line of stderr say.
 #pragma once
 
+#include "cli/advice.hpp"
+
 #include "net/error.hpp"
 
 #include <string>
@@ -25,9 +27,9 @@ inline Outcome done() { return {}; }
 inline Outcome failed(std::string message) { return {ExitCode::kFailed, std::move(message)}; }
 inline Outcome wrong_use(std::string message) { return {ExitCode::kWrongUse, std::move(message)}; }
 
-/// "cannot start the DHT node: port 4040 is taken; …": the error's sentence after what was being done.
+/// "cannot start the DHT node: port 4040 is taken; …": the error's sentence, with advice, after what was being done.
 inline Outcome failed(std::string_view doing, const Error& error) {
-  return failed(std::string(doing) + ": " + error.message);
+  return failed(std::string(doing) + ": " + advise(error));
 }
 
 }  // namespace dmoe::cli

@@ -1,5 +1,6 @@
 #include "cli/ready_line.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
@@ -7,6 +8,16 @@
 #include <system_error>
 
 namespace dmoe::cli {
+namespace {
+
+Error not_writable(int descriptor, int number) {
+  return {Errc::kInvalidArgument,
+          "--ready-fd " + std::to_string(descriptor) + ": " + std::generic_category().message(number) +
+              "; give the number of a descriptor that is open for writing",
+          {}};
+}
+
+}  // namespace
 
 std::string to_json(const ReadyLine& line) {
   nlohmann::ordered_json json;
@@ -47,6 +58,14 @@ Result<ReadyLine> parse_ready_line(std::string_view text) {
   return line;
 }
 
+Result<void> check_ready_fd(int descriptor) {
+  if (descriptor < 0) return {};
+  const int flags = fcntl(descriptor, F_GETFL);
+  if (flags < 0) return not_writable(descriptor, errno);
+  if ((flags & O_ACCMODE) == O_RDONLY) return not_writable(descriptor, EBADF);
+  return {};
+}
+
 Result<void> report_ready(int descriptor, const ReadyLine& line) {
   if (descriptor < 0) return {};
   const std::string text = to_json(line) + "\n";
@@ -54,12 +73,7 @@ Result<void> report_ready(int descriptor, const ReadyLine& line) {
   while (sent < text.size()) {
     const ssize_t count = write(descriptor, text.data() + sent, text.size() - sent);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      return Error{Errc::kInvalidArgument,
-                   "--ready-fd " + std::to_string(descriptor) + ": " + std::generic_category().message(errno) +
-                       "; give the number of a descriptor that is open for writing",
-                   {}};
-    }
+    if (count <= 0) return not_writable(descriptor, errno);
     sent += static_cast<std::size_t>(count);
   }
   close(descriptor);

@@ -24,6 +24,9 @@ std::string to_json(const ReadyLine& line);
 /// Reads what to_json wrote. kInvalidArgument names what is missing.
 Result<ReadyLine> parse_ready_line(std::string_view text);
 
+/// Before a start: whether report_ready can write to it. kInvalidArgument: not open for writing.
+Result<void> check_ready_fd(int descriptor);
+
 /// Writes the line and closes `descriptor` (`--ready-fd`); nothing when it is negative.
 /// kInvalidArgument: the descriptor is not open for writing.
 Result<void> report_ready(int descriptor, const ReadyLine& line);

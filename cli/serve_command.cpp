@@ -42,12 +42,13 @@ void warn_of_few_files() {
   }
 }
 
-Outcome explain(Error error, const ServeOptions& options) {
+Outcome explain(const Error& error, const ServeOptions& options) {
+  Outcome outcome = failed("cannot serve", error);
   if (error.code == Errc::kUnavailable && error.message.find("initial peer") != std::string::npos &&
-      !options.allow_alone) {
-    error.message += "; check these addresses, or start without them for now with --allow-alone";
+      !options.network.allow_alone) {
+    outcome.message += ", or start without them for now with --allow-alone";
   }
-  return failed("cannot serve", error);
+  return outcome;
 }
 
 Outcome serve(const ServeOptions& options) {
@@ -70,7 +71,7 @@ Outcome serve(const ServeOptions& options) {
   const ReadyLine line = describe_server(**server, *server_options);
   std::fputs(startup_report(line, join_command(options)).c_str(), stdout);
   std::fflush(stdout);
-  if (const auto reported = report_ready(options.ready_fd, line); !reported) {
+  if (const auto reported = report_ready(options.network.ready_fd, line); !reported) {
     return wrong_use(reported.error().message);
   }
   signals.wait();

@@ -1,14 +1,17 @@
 #include "cli/serve_options.hpp"
 
-#include "cli/announced_address.hpp"
-#include "cli/data_directory.hpp"
 #include "cli/options.hpp"
+#include "cli/size_estimate.hpp"
 
-#include <filesystem>
+#include <utility>
 
 namespace dmoe::cli {
 namespace {
 
+constexpr const char* kPurpose = "serve";
+constexpr std::int64_t kMaxHiddenDim = 65'536;       ///< As expert_server has it.
+constexpr std::int64_t kMaxBatchRows = 1'000'000;    ///< As expert_server has it.
+constexpr std::uint64_t kMostWithoutNumber = 4'096;  ///< Experts of a pattern that is hosted whole.
 constexpr double kMaxSeconds = 30.0 * 24 * 3'600;
 
 CLI::Validator seconds(const char* example) { return decimal_number(0, kMaxSeconds, example); }
@@ -50,7 +53,7 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
                   "How many of the pattern's experts to host, claimed at random among the free ones; 0: all")
       ->type_name("COUNT")
       ->capture_default_str()
-      ->check(whole_number(0, 1'000'000, "16"));
+      ->check(whole_number(0, kMostAskedFor, "16"));
   command.add_option("--expert", options.expert.architecture, "Kind of expert")
       ->type_name(any_of(expert_server::architectures()))
       ->capture_default_str()
@@ -58,14 +61,14 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
   command.add_option("--hidden-dim", options.expert.hidden_dim, "Features of one input row (or token)")
       ->type_name("COUNT")
       ->capture_default_str()
-      ->check(whole_number(1, 65'536, "1024"));
+      ->check(whole_number(1, kMostAskedFor, "1024"));
   command.add_option("--expert-arg", options.expert_arguments, "Further setting of the kind of expert; repeatable")
       ->type_name("NAME=VALUE ...")
       ->check(name_and_value());
   command.add_option("--max-batch-size", options.expert.max_batch_size, "Largest batch of one expert, in rows")
       ->type_name("ROWS")
       ->capture_default_str()
-      ->check(whole_number(1, 1'000'000, "4096"));
+      ->check(whole_number(1, kMostAskedFor, "4096"));
 }
 
 /// None of these has a default here: an unset one is taken from the expert's checkpoint.
@@ -123,26 +126,7 @@ void add_learning_options(CLI::App& command, ServeOptions& options) {
 
 void add_network_options(CLI::App& command, ServeOptions& options) {
   command.option_defaults()->group("Network");
-  command
-      .add_option("--listen", options.listen,
-                  "Address to bind, TCP and UDP; port 0: any free one. The default serves this machine only; "
-                  "0.0.0.0:PORT with --announce serves others")
-      ->type_name("HOST:PORT")
-      ->capture_default_str()
-      ->check(endpoint_text());
-  command
-      .add_option("--announce", options.announce,
-                  "Address at which others reach this server (port 0: the bound one); default: what --listen says")
-      ->type_name("HOST:PORT ...")
-      ->delimiter(',')
-      ->check(endpoint_text());
-  add_initial_peers(command, options.initial_peers);
-  command.add_flag("--allow-alone", options.allow_alone,
-                   "Serve although no initial peer answers, and keep trying to reach one");
-  command.add_option("--join-timeout", options.join_timeout, "How long to wait for an initial peer, in seconds")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->check(decimal_number(0.05, 3'600, "10"));
+  add_node_options(command, options.network);
   command.add_option("--heartbeat", options.heartbeat, "Time between announcements of the experts, in seconds")
       ->type_name("SECONDS")
       ->capture_default_str()
@@ -165,12 +149,7 @@ void add_network_options(CLI::App& command, ServeOptions& options) {
 
 void add_storage_options(CLI::App& command, ServeOptions& options) {
   command.option_defaults()->group("Storage");
-  command
-      .add_option("--data-dir", options.data_dir,
-                  "Directory of key, DHT records and checkpoints; default: ~/.local/share/dmoe/serve")
-      ->type_name("DIR");
-  command.add_option("--identity", options.identity, "Key file, made if missing; default: identity.pem in --data-dir")
-      ->type_name("FILE");
+  add_keeping_options(command, options.network, kPurpose);
   command
       .add_option("--checkpoint-period", options.checkpoint_period,
                   "Time between checkpoints in seconds; 0: only when the server ends")
@@ -219,11 +198,47 @@ void add_running_options(CLI::App& command, ServeOptions& options) {
       ->type_name("NUMBER")
       ->capture_default_str()
       ->check(whole_number(0, INT64_MAX, "42"));
-  command
-      .add_option("--ready-fd", options.ready_fd,
-                  "For supervisors: write one JSON line to this descriptor once the experts are announced")
-      ->type_name("NUMBER")
-      ->check(whole_number(1, 1'000'000, "3"));
+  add_ready_fd(command, options.network);
+}
+
+Error invalid_option(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
+
+/// How many experts are to be hosted.
+Result<std::uint64_t> expert_count(const ServeOptions& options) {
+  const auto pattern = parse_uid_pattern(options.pattern);
+  if (!pattern) return pattern.error();
+  const std::string names = "pattern " + options.pattern + " names " + std::to_string(pattern->size()) + " experts";
+  if (options.num_experts > pattern->size()) {
+    return invalid_option("--num-experts " + std::to_string(options.num_experts) + ", but " + names +
+                          "; lower it, or widen the pattern");
+  }
+  if (options.num_experts == 0 && pattern->size() > kMostWithoutNumber) {
+    return invalid_option(names + ", more than " + std::to_string(kMostWithoutNumber) +
+                          "; say with --num-experts how many of them to host");
+  }
+  return options.num_experts == 0 ? pattern->size() : options.num_experts;
+}
+
+Result<void> check_sizes(const ServeOptions& options, const expert_server::ExpertOptions& expert) {
+  const auto count = expert_count(options);
+  if (!count) return count.error();
+  const std::string what = std::to_string(*count) + " experts of kind " + expert.architecture + " with --hidden-dim " +
+                           std::to_string(expert.hidden_dim) + " and --max-batch-size " +
+                           std::to_string(expert.max_batch_size);
+  if (auto fits = check_fits(what, size_of_experts(expert, static_cast<double>(*count)), memory_limit(),
+                             "lower one of these, host fewer with --num-experts, or serve without learning (--frozen)");
+      !fits) {
+    return fits;
+  }
+  if (expert.hidden_dim > kMaxHiddenDim) {
+    return invalid_option("--hidden-dim " + std::to_string(expert.hidden_dim) + " is above the largest, " +
+                          std::to_string(kMaxHiddenDim) + "; lower it");
+  }
+  if (expert.max_batch_size > kMaxBatchRows) {
+    return invalid_option("--max-batch-size " + std::to_string(expert.max_batch_size) + " is above the largest, " +
+                          std::to_string(kMaxBatchRows) + "; lower it");
+  }
+  return {};
 }
 
 }  // namespace
@@ -238,22 +253,18 @@ void add_serve_options(CLI::App& command, ServeOptions& options) {
 
 Result<expert_server::ServerOptions> to_server_options(const ServeOptions& options) {
   expert_server::ServerOptions server;
-  const auto listen = net::parse_endpoint(options.listen);
-  if (!listen) return listen.error();
-  auto announce = addresses_to_announce(*listen, to_endpoints(options.announce));
-  if (!announce) return announce.error();
-  const auto data_dir = data_directory(options.data_dir, "serve");
-  if (!data_dir) return data_dir.error();
-  if (options.announcement_ttl <= options.heartbeat) {
-    return Error{Errc::kInvalidArgument,
-                 "--announcement-ttl must be longer than --heartbeat, or the experts vanish between two announcements",
-                 {}};
+  auto network = to_settings(options.network, kPurpose);
+  if (!network) return network.error();
+  if (options.announcement_ttl < 2 * options.heartbeat) {
+    return invalid_option(
+        "--announcement-ttl must be at least twice --heartbeat, or experts vanish when one announcement is lost; raise "
+        "it, or lower --heartbeat");
   }
-  server.listen = *listen;
-  server.announce = *std::move(announce);
-  server.initial_peers = to_endpoints(options.initial_peers);
-  server.allow_alone = options.allow_alone;
-  server.join_timeout = to_milliseconds(options.join_timeout);
+  server.listen = network->listen;
+  server.announce = std::move(network->announce);
+  server.initial_peers = std::move(network->initial_peers);
+  server.allow_alone = options.network.allow_alone;
+  server.join_timeout = network->join_timeout;
   server.expert_pattern = options.pattern;
   server.num_experts = options.num_experts;
   server.expert = options.expert;
@@ -261,9 +272,9 @@ Result<expert_server::ServerOptions> to_server_options(const ServeOptions& optio
     const std::size_t equals = argument.find('=');
     server.expert.arguments[argument.substr(0, equals)] = argument.substr(equals + 1);
   }
-  server.data_dir = *data_dir;
-  server.identity_file =
-      options.identity.empty() ? *data_dir / "identity.pem" : std::filesystem::absolute(options.identity);
+  if (auto sizes = check_sizes(options, server.expert); !sizes) return sizes.error();
+  server.data_dir = std::move(network->data_dir);
+  server.identity_file = std::move(network->identity_file);
   server.checkpoint_period = to_milliseconds(options.checkpoint_period);
   server.keep_checkpoints = options.keep_checkpoints;
   server.reset_optimizer = options.reset_optimizer;

@@ -1,6 +1,8 @@
 // The options of `dmoe serve` and how they become a server's.
 #pragma once
 
+#include "cli/network_options.hpp"
+
 #include "expert_server/server.hpp"
 
 #include <cstdint>
@@ -21,14 +23,8 @@ struct ServeOptions {
   expert_server::ExpertOptions expert;
   std::vector<std::string> expert_arguments;
 
-  std::string listen = "127.0.0.1:0";
-  std::vector<std::string> announce;
-  std::vector<std::string> initial_peers;
-  bool allow_alone = false;
-  double join_timeout = 10;
+  NetworkOptions network;
 
-  std::string data_dir;
-  std::string identity;
   double checkpoint_period = 300;
   std::size_t keep_checkpoints = 3;
   bool reset_optimizer = false;
@@ -44,7 +40,6 @@ struct ServeOptions {
   double shutdown_grace = 5;
   std::size_t max_message = 256;
   std::size_t max_connections = 4'096;
-  int ready_fd = -1;
 };
 
 void add_serve_options(CLI::App& command, ServeOptions& options);

@@ -4,8 +4,11 @@
 #include "cli/image_dataset.hpp"
 #include "cli/matrix_speed.hpp"
 #include "cli/median.hpp"
+#include "cli/model_file.hpp"
+#include "cli/network_options.hpp"
 #include "cli/options.hpp"
 #include "cli/progress.hpp"
+#include "cli/size_estimate.hpp"
 #include "cli/stop_signals.hpp"
 #include "cli/training.hpp"
 
@@ -25,8 +28,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::int64_t kMostCoordinates = 1'000'000;
+
 struct TrainOptions {
-  std::vector<std::string> initial_peers;
+  NetworkOptions network;  ///< Of these a trainer only joins.
   std::string grid = "ffn";
   std::vector<std::int64_t> grid_size{4, 4};
   std::int64_t hidden_dim = 1'024;
@@ -35,13 +40,14 @@ struct TrainOptions {
   double forward_timeout = 5;
   double backward_timeout = 5;
   double timeout_after_k_min = 1;
-  double join_timeout = 10;
   double patience = 30;
   std::string data = kDefaultDataDirectory;
   std::int64_t steps = 1'000;
   std::int64_t batch_size = 128;
   double learning_rate = 0.001;
   std::uint64_t seed = 0;
+  std::string save;
+  std::string load;
   bool json = false;
 };
 
@@ -74,39 +80,53 @@ void print_result(const TrainOptions& options, const TrainingReport& training, c
   table.row("usual step", rounded(median(training.step_ms), 1) + " ms");
   table.row("failed calls", std::to_string(stats.failed_calls) + " of " + std::to_string(stats.calls));
   table.row("failed steps", std::to_string(training.failed_steps));
+  if (!options.save.empty()) table.row("model saved to", options.save);
   table.print(stdout);
   if (!options.json) return;
-  const nlohmann::ordered_json json{{"test_accuracy", accuracy},
-                                    {"steps", training.step_ms.size()},
-                                    {"seconds", seconds},
-                                    {"usual_step_ms", median(training.step_ms)},
-                                    {"calls", stats.calls},
-                                    {"failed_calls", stats.failed_calls},
-                                    {"failed_steps", training.failed_steps}};
+  nlohmann::ordered_json json{{"test_accuracy", accuracy},
+                              {"steps", training.step_ms.size()},
+                              {"seconds", seconds},
+                              {"usual_step_ms", median(training.step_ms)},
+                              {"calls", stats.calls},
+                              {"failed_calls", stats.failed_calls},
+                              {"failed_steps", training.failed_steps}};
+  if (!options.save.empty()) json["saved"] = options.save;
   std::puts(json.dump().c_str());
 }
 
 /// Throws what the layers throw.
 Outcome train_classifier(const TrainOptions& options) {
   const auto start = Clock::now();
+  if (!options.save.empty()) {
+    if (const auto can = check_can_save(options.save); !can) return failed(can.error().message);
+  }
   const auto data = load_images(options.data);
   if (!data) return failed(data.error().message);
   warn_of_slow_matrices();
   if (options.seed != 0) torch::manual_seed(options.seed);
   auto client = Client::try_connect(ClientOptions()
-                                        .initial_endpoints(to_endpoints(options.initial_peers))
-                                        .join_timeout(to_milliseconds(options.join_timeout)));
+                                        .initial_endpoints(to_endpoints(options.network.initial_peers))
+                                        .join_timeout(join_timeout(options.network)));
   if (!client) return failed("cannot reach the network", client.error());
   StopSignals signals;  // Before this point there is nothing to end gracefully.
   Classifier model(data->features(), data->classes, *client, layer_options(options));
+  if (!options.load.empty()) {
+    if (const auto loaded = load_model(*model, options.load); !loaded) return failed(loaded.error().message);
+  }
   Result<TrainingReport> training = Error{};
   {
     Progress progress(stdout, options.steps);
     training = train(model, *data, training_options(options), progress, signals);
   }
-  if (!training) return failed("training stopped", training.error());
+  // Whatever ended it, what was learned is kept; only a model that is no longer finite is not worth it.
+  const bool worth_saving = training || training.error().code != Errc::kInternal;
+  if (!options.save.empty() && worth_saving) {
+    if (const auto saved = save_model(*model, options.save); !saved) return failed(saved.error().message);
+  }
+  const std::string kept = options.save.empty() || !worth_saving ? "" : "; the model so far is in " + options.save;
+  if (!training) return failed("training stopped: " + advise(training.error()) + kept);
   if (training->interrupted) {
-    std::printf("interrupted after %zu steps\n", training->step_ms.size());
+    std::printf("interrupted after %zu steps%s\n", training->step_ms.size(), kept.c_str());
     return done();
   }
   constexpr std::int64_t kTestRows = 1'000;
@@ -116,11 +136,25 @@ Outcome train_classifier(const TrainOptions& options) {
   return done();
 }
 
+Result<void> check_size(const TrainOptions& options) {
+  constexpr double kFeatures = 784;  // Of Fashion-MNIST; what matters is far above it.
+  return check_fits("a trainer with --hidden-dim " + std::to_string(options.hidden_dim) + " and --batch-size " +
+                        std::to_string(options.batch_size),
+                    size_of_trainer(kFeatures, static_cast<double>(options.hidden_dim), options.grid_size,
+                                    static_cast<double>(options.batch_size), static_cast<double>(options.k_best)),
+                    memory_limit(), "lower one of these");
+}
+
 Outcome run_training(const TrainOptions& options) {
   if (options.k_min > options.k_best) {
     return wrong_use("--k-min " + std::to_string(options.k_min) + " is more than --k-best " +
                      std::to_string(options.k_best) + "; lower it");
   }
+  if (options.grid_size.size() > kMaxGridDimensions) {
+    return wrong_use("--grid-size names " + std::to_string(options.grid_size.size()) +
+                     " dimensions; a grid has at most " + std::to_string(kMaxGridDimensions));
+  }
+  if (const auto fits = check_size(options); !fits) return wrong_use(fits.error().message);
   try {
     return train_classifier(options);
   } catch (const Exception& error) {
@@ -129,7 +163,7 @@ Outcome run_training(const TrainOptions& options) {
 }
 
 void add_layer_options(CLI::App& command, TrainOptions& options) {
-  add_initial_peers(command, options.initial_peers);
+  add_join_options(command, options.network);
   command.get_option("--initial-peers")->required();
   command.add_option("--grid", options.grid, "Name of the experts' grid: ffn for experts ffn.0.0, ffn.0.1, ...")
       ->type_name("NAME")
@@ -143,11 +177,11 @@ void add_layer_options(CLI::App& command, TrainOptions& options) {
       ->type_name("COUNT ...")
       ->delimiter(',')
       ->capture_default_str()
-      ->check(whole_number(1, 1'000'000, "32"));
+      ->check(whole_number(1, kMostCoordinates, "32"));
   command.add_option("--hidden-dim", options.hidden_dim, "Features of an expert's input; as the servers have it")
       ->type_name("COUNT")
       ->capture_default_str()
-      ->check(whole_number(1, 65'536, "1024"));
+      ->check(whole_number(1, kMostAskedFor, "1024"));
   command.add_option("--k-best", options.k_best, "Experts that each image is sent to")
       ->type_name("COUNT")
       ->capture_default_str()
@@ -166,7 +200,6 @@ void add_layer_options(CLI::App& command, TrainOptions& options) {
   seconds("--backward-timeout", options.backward_timeout, "Limit of a backward pass, in seconds");
   seconds("--timeout-after-k-min", options.timeout_after_k_min,
           "How long slow experts are waited for once every image has --k-min answers, in seconds");
-  seconds("--join-timeout", options.join_timeout, "How long to wait for an initial peer, in seconds");
   seconds("--patience", options.patience, "Give up when no step has succeeded for this long, in seconds");
 }
 
@@ -181,7 +214,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   command.add_option("--batch-size", options.batch_size, "Images of one step")
       ->type_name("ROWS")
       ->capture_default_str()
-      ->check(whole_number(1, 1'000'000, "128"));
+      ->check(whole_number(1, kMostAskedFor, "128"));
   command.add_option("--learning-rate", options.learning_rate, "Step size of Adam for the trainer's own parameters")
       ->type_name("RATE")
       ->capture_default_str()
@@ -190,6 +223,17 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("NUMBER")
       ->capture_default_str()
       ->check(whole_number(0, INT64_MAX, "42"));
+  command
+      .add_option(
+          "--save", options.save,
+          "Write the trainer's own weights to this file at the end, also of an interrupted run, replacing it in "
+          "one step; the experts' weights stay on their servers")
+      ->type_name("FILE");
+  command
+      .add_option("--load", options.load,
+                  "Start from the weights that --save wrote, with the same --hidden-dim and --grid-size; the state of "
+                  "Adam starts afresh")
+      ->type_name("FILE");
   command.add_flag("--json", options.json, "End with the result as one JSON object on the last line");
 }
 

@@ -37,13 +37,25 @@ Bootstrap::Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accep
 void Bootstrap::start(Handler handler) {
   handler_ = std::move(handler);
   if (peers_.empty()) return finish({});
-  clock_->schedule(clock_->now() + timeout_, [self = shared_from_this()] {
-    self->finish(
-        Error{Errc::kUnavailable,
-              "no initial peer answered within " + std::to_string(self->timeout_.count()) + " ms: " + self->reasons(),
-              {}});
-  });
+  clock_->schedule(clock_->now() + timeout_, [self = shared_from_this()] { self->on_timeout(); });
   resolve_all();
+}
+
+/// A node with initial peers makes its first lookups wait for contact. Now that there is none, it must not: it may be
+/// alone for days. So the peers are taken from it, and are pinged here until one answers.
+void Bootstrap::on_timeout() {
+  if (stopped_ || contacted_) return;
+  alone_ = true;
+  join_through({});
+  finish(Error{Errc::kUnavailable,
+               "no initial peer answered within " + std::to_string(timeout_.count()) + " ms: " + reasons(),
+               {}});
+}
+
+void Bootstrap::join_through(std::vector<Address> peers) {
+  node_.bootstrap(
+      std::move(peers), [self = shared_from_this()] { self->on_contact(); },
+      [self = shared_from_this()](const Address& elsewhere) { self->on_conflict(elsewhere); });
 }
 
 void Bootstrap::stop() {
@@ -97,9 +109,12 @@ void Bootstrap::take(const net::Endpoint& peer, const Address& address) {
 
 void Bootstrap::one_less() {
   if (--resolving_ != 0) return;
-  node_.bootstrap(
-      addresses_, [self = shared_from_this()] { self->on_contact(); },
-      [self = shared_from_this()](const Address& elsewhere) { self->on_conflict(elsewhere); });
+  if (alone_) {
+    // An answer is a contact, whoever asked.
+    for (const Address& address : addresses_) node_.ping(address, [](const Result<PingReport>&) {});
+  } else {
+    join_through(addresses_);
+  }
   const Duration pause = contacted_ ? kContactedPause : std::exchange(pause_, std::min(pause_ * 2, kLongestPause));
   clock_->schedule(clock_->now() + pause, [self = shared_from_this()] { self->resolve_all(); });
 }
@@ -107,6 +122,7 @@ void Bootstrap::one_less() {
 void Bootstrap::on_contact() {
   if (stopped_) return;
   if (!std::exchange(contacted_, true) && detect_reach_) test_reach(0);
+  if (std::exchange(alone_, false)) join_through(addresses_);
   finish({});
 }
 

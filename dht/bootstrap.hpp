@@ -41,6 +41,8 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
                    const boost::asio::ip::udp::resolver::results_type& found);
   void take(const net::Endpoint& peer, const Address& address);
   void one_less();
+  void on_timeout();
+  void join_through(std::vector<Address> peers);
   void on_contact();
   void on_conflict(const Address& elsewhere);
   void test_reach(int failures);
@@ -60,6 +62,7 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   Duration pause_;
   bool detect_reach_;
   bool contacted_ = false;
+  bool alone_ = false;  // Nobody answered in time; the node is not waiting for anybody.
   bool conflict_told_ = false;
   bool stopped_ = false;
 };

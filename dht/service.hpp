@@ -50,7 +50,8 @@ class Service {
 
   /// Contacts the initial peers and fills the routing table. `handler`: success as soon as one peer answered (at once
   /// when there are none); kUnavailable listing each address with its reason when none did by join_timeout. Either way
-  /// it keeps trying in the background.
+  /// it keeps trying in the background. Until then lookups wait for the first contact (at most 5 s); after a failed
+  /// join they do not: the node is alone, and stores and finds in what it holds itself.
   void join(std::function<void(Result<void>)> handler);
 
   std::uint16_t port() const noexcept;

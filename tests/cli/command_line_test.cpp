@@ -59,6 +59,30 @@ TEST_CASE("Wrong use exits with status 2 and one line that names flag and value 
       {{"serve", "--log-level", "loud"}, {"--log-level", "loud"}},
       {{"dht", "--listen", "::"}, {"--listen", "::"}},
       {{"dht", "walk"}, {"walk"}},
+      {{"dht", "put"}, {"dmoe dht put", "--key is required"}},
+      {{"dht", "put", "k"}, {"VALUE", "--file"}},
+      {{"dht", "put", "k", "v", "--file", "f", "--initial-peers", "127.0.0.1:1"}, {"VALUE", "--file"}},
+      {{"dht", "put", "k", "v"}, {"--initial-peers", "127.0.0.1:4040"}},
+      {{"dht", "put", "k", "v", "--ttl", "soon", "--initial-peers", "127.0.0.1:1"}, {"--ttl", "'soon'", "1h"}},
+      {{"dht", "put", "k", "v", "--ttl", "2d", "--initial-peers", "127.0.0.1:1"}, {"--ttl", "'2d'", "1d"}},
+      {{"dht", "put", "k", "v", "--subkey", std::string(65, 's'), "--initial-peers", "127.0.0.1:1"},
+       {"--subkey", "65 bytes", "64"}},
+      {{"dht", "put", "k", "v", "w"}, {"w"}},
+      {{"dht", "get"}, {"dmoe dht get", "--key is required"}},
+      {{"dht", "get", "k"}, {"--initial-peers", "127.0.0.1:4040"}},
+      {{"dht", "get", "k", "--publisher", "me", "--initial-peers", "127.0.0.1:1"}, {"--publisher", "'me'"}},
+      {{"dht", "ping"}, {"dmoe dht ping", "--node is required"}},
+      {{"dht", "ping", "nowhere"}, {"nowhere"}},
+      {{"dht", "stats", "127.0.0.1:99999"}, {"127.0.0.1:99999"}},
+      {{"serve", "ffn.[0:100].[0:100]"}, {"10000 experts", "--num-experts"}},
+      {{"serve", "--num-experts", "1000000000"}, {"--num-experts 1000000000", "16 experts", "pattern"}},
+      {{"serve", "--hidden-dim", "1000000"}, {"16 experts", "--hidden-dim 1000000", "PiB", "lower"}},
+      {{"serve", "--max-batch-size", "1099511627776"}, {"--max-batch-size 1099511627776", "PiB", "lower"}},
+      {{"serve", "ffn.[0:100000].[0:100000]", "--num-experts", "1000000000"}, {"1000000000 experts", "PiB"}},
+      {{"serve", "--expert", "nop", "--hidden-dim", "70000", "--max-batch-size", "1"}, {"--hidden-dim 70000", "65536"}},
+      {{"demo", "--hidden-dim", "8192", "--experts", "4096"}, {"4096 experts", "TiB", "lower"}},
+      {{"train", "--initial-peers", "127.0.0.1:1", "--hidden-dim", "1000000000"}, {"--hidden-dim 1000000000", "TiB"}},
+      {{"train", "--initial-peers", "127.0.0.1:1", "--batch-size", "1000000000000"}, {"--batch-size", "PiB"}},
       {{"keygen", "a", "b"}, {"b"}},
   };
   for (const WrongUse& entry : cases) {
@@ -80,8 +104,9 @@ TEST_CASE("Wrong use exits with status 2 and one line that names flag and value 
 }
 
 TEST_CASE("Every command explains itself with an example", "[program]") {
-  const std::vector<std::vector<std::string>> commands{{},          {"serve"}, {"dht"},  {"dht", "run"},
-                                                       {"experts"}, {"train"}, {"demo"}, {"keygen"}};
+  const std::vector<std::vector<std::string>> commands{
+      {},       {"serve"},  {"dht"},        {"dht", "run"}, {"experts"},     {"train"},
+      {"demo"}, {"keygen"}, {"dht", "put"}, {"dht", "get"}, {"dht", "ping"}, {"dht", "stats"}};
   for (std::vector<std::string> arguments : commands) {
     arguments.emplace_back("--help");
     const Finished run = run_dmoe(arguments);
