@@ -185,6 +185,7 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
                                                         const std::vector<at::Tensor>& grad_outputs,
                                                         std::uint64_t rng_seed) {
   try {
+    if (!frozen_) copy_snapshot(std::numeric_limits<std::size_t>::max());
     BufferGuard guard(buffers_);
     auto gradients = run_backward(inputs, grad_outputs, rng_seed);
     if (!gradients) return gradients;
@@ -259,6 +260,27 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
 ExpertSnapshot ExpertBackend::snapshot() const {
   return {description_,     optimizer_.settings(),     updates(), copies(module_->parameters()),
           copies(buffers_), copies(optimizer_.state())};
+}
+
+std::shared_ptr<const ExpertSnapshot> ExpertBackend::begin_snapshot() {
+  pending_.reset();
+  Pending pending{std::make_shared<ExpertSnapshot>(), {}};
+  auto& snapshot = *pending.snapshot;
+  snapshot.description = description_;
+  snapshot.optimizer = optimizer_.settings();
+  snapshot.updates = updates();
+  snapshot.parameters = pending.copy.reserve(module_->parameters());
+  snapshot.buffers = pending.copy.reserve(buffers_);
+  snapshot.optimizer_state = pending.copy.reserve(optimizer_.state());
+  pending_ = std::move(pending);
+  return pending_->snapshot;
+}
+
+bool ExpertBackend::copy_snapshot(std::size_t bytes) {
+  if (!pending_) return true;
+  if (!pending_->copy.advance(bytes)) return false;
+  pending_.reset();
+  return true;
 }
 
 Result<void> ExpertBackend::restore(const ExpertSnapshot& snapshot) {

@@ -2,10 +2,13 @@
 
 #include "expert_server/arrival.hpp"
 #include "expert_server/expert_factory.hpp"
+#include "expert_server/unhurried.hpp"
 
 #include <spdlog/spdlog.h>
 
 #include <chrono>
+#include <functional>
+#include <new>
 #include <utility>
 
 namespace dmoe::expert_server {
@@ -14,8 +17,28 @@ namespace {
 /// Longer than any batch; it bounds a wait for a device that hangs.
 constexpr std::chrono::minutes kSnapshotLimit{10};
 
-RuntimeOptions runtime_options(int compute_threads, ServerMetrics& metrics) {
-  return {.compute_threads = compute_threads,
+constexpr std::size_t kSnapshotSlice = 4UL * 1024 * 1024;  ///< Copied between two batches: under 1 ms.
+
+/// What `work` returns on the device thread, or here when that has ended: nobody else uses the experts then. Nothing:
+/// the device hangs, or `work` threw for lack of memory.
+template <class T>
+std::optional<T> between_batches(Runtime& runtime, std::function<T()> work) {
+  const auto arrival = Arrival<std::optional<T>>::make();
+  const bool accepted = runtime.post([arrival, work] {
+    try {
+      arrival->set(std::optional<T>(work()));
+    } catch (const std::exception& e) {
+      spdlog::error("a checkpoint cannot be taken: {}", e.what());
+      arrival->set(std::optional<T>{});
+    }
+  });
+  if (!accepted) return work();
+  return arrival->wait(kSnapshotLimit).value_or(std::nullopt);
+}
+
+RuntimeOptions runtime_options(const ExpertHostOptions& options, ServerMetrics& metrics) {
+  return {.compute_threads = options.compute_threads,
+          .grouped = options.grouped,
           .on_batch = [&metrics](const BatchReport& report) { metrics.batch(report); },
           .on_dropped = [&metrics](std::size_t tasks) { metrics.dropped(tasks); }};
 }
@@ -23,7 +46,7 @@ RuntimeOptions runtime_options(int compute_threads, ServerMetrics& metrics) {
 }  // namespace
 
 ExpertHost::ExpertHost(ExpertHostOptions options, ServerMetrics& metrics)
-    : options_(std::move(options)), metrics_(metrics), runtime_(runtime_options(options_.compute_threads, metrics)) {
+    : options_(std::move(options)), metrics_(metrics), runtime_(runtime_options(options_, metrics)) {
   if (options_.checkpoints) store_.emplace(*options_.checkpoints, options_.keep_checkpoints);
 }
 
@@ -74,25 +97,32 @@ Result<void> ExpertHost::save_if_changed(const std::shared_ptr<HostedExpert>& ex
   const auto snapshot = snapshot_of(expert);
   if (!snapshot) return Error{Errc::kInternal, "the device did not give expert " + backend.uid_text() + " free", {}};
   const auto started = std::chrono::steady_clock::now();
-  auto saved = store_->save(*snapshot);
+  Result<void> saved;
+  run_unhurried([&] { saved = store_->save(*snapshot); });
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   metrics_.checkpoint(saved.has_value(), took.count());
   if (saved) saved_[backend.uid()] = snapshot->updates;
   return saved;
 }
 
-std::optional<ExpertSnapshot> ExpertHost::snapshot_of(const std::shared_ptr<HostedExpert>& expert) {
-  const auto arrival = Arrival<std::optional<ExpertSnapshot>>::make();
-  const bool accepted = runtime_.post([expert, arrival] {
-    try {
-      arrival->set(expert->backend->snapshot());
-    } catch (const std::exception& e) {
-      spdlog::error("no memory for a checkpoint of expert {}: {}", expert->backend->uid_text(), e.what());
-      arrival->set(std::optional<ExpertSnapshot>{});
+/// Null: no memory for it, or a device that hangs.
+std::shared_ptr<const ExpertSnapshot> ExpertHost::snapshot_of(const std::shared_ptr<HostedExpert>& expert) {
+  auto& backend = *expert->backend;
+  try {
+    const auto begun = between_batches<std::shared_ptr<const ExpertSnapshot>>(
+        runtime_, [&backend]() { return backend.begin_snapshot(); });
+    if (!begun || !*begun) return nullptr;
+    populate((*begun)->parameters);
+    populate((*begun)->optimizer_state);
+    for (;;) {
+      const auto done = between_batches<bool>(runtime_, [&backend] { return backend.copy_snapshot(kSnapshotSlice); });
+      if (!done) return nullptr;
+      if (*done) return *begun;
     }
-  });
-  if (!accepted) return expert->backend->snapshot();  // The device thread has ended: nobody else uses the expert.
-  return arrival->wait(kSnapshotLimit).value_or(std::nullopt);
+  } catch (const std::bad_alloc&) {  // The device thread has ended, and this one was asked.
+    spdlog::error("no memory for a checkpoint of expert {}", backend.uid_text());
+    return nullptr;
+  }
 }
 
 }  // namespace dmoe::expert_server

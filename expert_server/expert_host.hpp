@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -23,6 +24,7 @@ struct ExpertHostOptions {
   std::size_t keep_checkpoints = 3;
   bool reset_optimizer = false;
   int compute_threads = 0;
+  bool grouped = true;
   std::uint64_t seed = 0;
 };
 
@@ -51,7 +53,7 @@ class ExpertHost {
 
  private:
   Result<void> save_if_changed(const std::shared_ptr<HostedExpert>& expert);
-  std::optional<ExpertSnapshot> snapshot_of(const std::shared_ptr<HostedExpert>& expert);
+  std::shared_ptr<const ExpertSnapshot> snapshot_of(const std::shared_ptr<HostedExpert>& expert);
 
   ExpertHostOptions options_;
   ServerMetrics& metrics_;

@@ -1,4 +1,4 @@
-// The thread that owns a device: it decides which pool is served next, and computes.
+// The thread that owns a device: it decides which pools are served next, and computes.
 #pragma once
 
 #include "expert_server/expert_backend.hpp"
@@ -30,7 +30,10 @@ struct BatchReport {
 };
 
 struct RuntimeOptions {
-  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: one per core.
+  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: see effective_compute_threads.
+  /// Small batches of several experts are computed at once, each on one compute thread, and products of few rows read
+  /// their weights once (few_rows.hpp). Off: one batch after another, all through the BLAS.
+  bool grouped = true;
   /// Called on the device thread after each batch, and for tasks that were dropped before it. May be empty.
   std::function<void(const BatchReport&)> on_batch;
   std::function<void(std::size_t tasks)> on_dropped;
@@ -46,7 +49,8 @@ struct HostedExpert {
   bool removed = false;                          ///< Guarded by the runtime's mutex.
 };
 
-/// Serves the pool whose oldest task waits longest, with as many rows as fit one batch. Thread-safe.
+/// Serves the pool whose oldest task waits longest, with as many rows as fit one batch. When that batch is small, those
+/// of other experts that are small too are served with it, so that no compute thread is idle. Thread-safe.
 class Runtime {
  public:
   explicit Runtime(RuntimeOptions options);
@@ -81,6 +85,7 @@ class Runtime {
     std::shared_ptr<HostedExpert> expert;
     Direction direction;
   };
+  struct Part;
   struct Batch;
 
   bool can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const;
@@ -88,17 +93,22 @@ class Runtime {
   void run();
   bool next(Batch& batch);
   bool take_ready(Batch& batch, TimePoint now);
+  bool joins(const Batch& batch, const Waiting& waiting) const;
+  bool is_serving(const HostedExpert* expert) const;
   void serve(Batch& batch);
+  void compute(Part& part) const;
+  void compute_together(std::vector<Part>& parts) const;
   void serve_safely(Batch& batch);
   void enqueue(const Waiting& waiting);
   void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
 
-  RuntimeOptions options_;
+  const RuntimeOptions options_;
+  const int threads_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<PoolKey, Waiting> waiting_;  // Guarded by mutex_, as are all below.
   std::deque<std::function<void()>> jobs_;
-  const HostedExpert* serving_ = nullptr;
+  std::vector<const HostedExpert*> serving_;
   std::condition_variable served_;  ///< A batch or a job ended.
   bool idle_ = false;               ///< The thread sleeps: a submit must wake it.
   bool lent_ = false;               ///< A submitting thread computes; the device thread waits for it.

@@ -76,6 +76,7 @@ ExpertHostOptions host_options(const ServerOptions& options, const std::optional
   host.keep_checkpoints = options.keep_checkpoints;
   host.reset_optimizer = options.reset_optimizer;
   host.compute_threads = options.compute_threads;
+  host.grouped = options.grouped;
   host.seed = options.seed;
   return host;
 }
