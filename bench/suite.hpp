@@ -17,6 +17,7 @@ struct Options {
   std::uint64_t seed = 1;
   double seconds = 2.0;                          ///< How long one measurement runs.
   std::optional<std::size_t> nodes;              ///< `--nodes N`: dht, dht-sim.
+  int compute_threads = 0;                       ///< `--compute-threads N`: layer. 0: the server's default.
   std::vector<std::vector<std::int64_t>> grids;  ///< `--grid 32,32`, repeatable: beam.
   std::optional<std::string> mode;               ///< `--mode forward`: run only this part of a suite.
 };

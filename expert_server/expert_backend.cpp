@@ -138,6 +138,9 @@ ExpertBackend::ExpertBackend(ExpertDescription description, std::unique_ptr<Expe
     : description_(std::move(description)),
       uid_text_(to_string(description_.uid)),
       module_(std::move(module)),
+      schema_(module_->schema()),
+      one_task_at_a_time_(module_->one_task_at_a_time()),
+      runs_beside_others_(module_->runs_beside_others()),
       trained_(trained(*module_)),
       buffers_(module_->buffers()),
       optimizer_(optimizer, trained_),
@@ -255,6 +258,28 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
   if (!norm) return norm.error();
   gradient_norm_.store(*norm, std::memory_order_relaxed);
   return gradients;
+}
+
+void ExpertBackend::evict() {
+  pending_.reset();
+  optimizer_ = Optimizer(optimizer_.settings(), {});
+  trained_.clear();
+  buffers_.clear();
+  module_.reset();
+}
+
+Result<void> ExpertBackend::revive(const ExpertSnapshot& snapshot) {
+  auto module = make_expert_module(description_.architecture,
+                                   ArchitectureArguments(description_.hidden_dim, description_.arguments), 0);
+  if (!module) return module.error();
+  module_ = std::move(*module);
+  trained_ = trained(*module_);
+  buffers_ = module_->buffers();
+  optimizer_ = Optimizer(optimizer_.settings(), trained_);
+  if (frozen_) freeze();
+  auto restored = restore(snapshot);
+  if (!restored) evict();
+  return restored;
 }
 
 ExpertSnapshot ExpertBackend::snapshot() const {

@@ -49,10 +49,10 @@ class ExpertBackend {
   const ExpertDescription& description() const noexcept { return description_; }
   const ExpertUid& uid() const noexcept { return description_.uid; }
   const std::string& uid_text() const noexcept { return uid_text_; }
-  const ExpertSchema& schema() const noexcept { return module_->schema(); }
+  const ExpertSchema& schema() const noexcept { return schema_; }
   std::int64_t max_batch_size() const noexcept { return max_batch_size_; }
-  bool one_task_at_a_time() const { return module_->one_task_at_a_time(); }
-  bool runs_beside_others() const { return module_->runs_beside_others(); }
+  bool one_task_at_a_time() const { return one_task_at_a_time_; }
+  bool runs_beside_others() const { return runs_beside_others_; }
   std::uint64_t updates() const noexcept { return updates_.load(std::memory_order_relaxed); }  ///< Any thread.
   double last_gradient_norm() const noexcept { return gradient_norm_.load(std::memory_order_relaxed); }
 
@@ -71,6 +71,13 @@ class ExpertBackend {
   /// Whatever fails, weights, buffers, optimizer state and counter are as before.
   Result<std::vector<at::Tensor>> backward(const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
+
+  /// Gives weights and optimizer state back to the system; the const accessors work as before, nothing else does
+  /// before `revive`. A snapshot must exist elsewhere.
+  void evict();
+  bool evicted() const noexcept { return module_ == nullptr; }
+  /// Makes the module anew and takes over a snapshot, as `restore` does. On an error it stays evicted.
+  Result<void> revive(const ExpertSnapshot& snapshot);
 
   /// A consistent copy: weights, optimizer state and counter belong to the same step.
   ExpertSnapshot snapshot() const;
@@ -99,7 +106,10 @@ class ExpertBackend {
 
   ExpertDescription description_;
   std::string uid_text_;
-  std::unique_ptr<ExpertModule> module_;
+  std::unique_ptr<ExpertModule> module_;  ///< Null while evicted.
+  ExpertSchema schema_;                   ///< Of the module, as are the next two.
+  bool one_task_at_a_time_;
+  bool runs_beside_others_;
   std::vector<NamedTensor> trained_;
   std::vector<NamedTensor> buffers_;
   Optimizer optimizer_;

@@ -67,6 +67,7 @@ Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
 
 Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task) {
   bool sleeping = false;
+  bool absent = false;
   {
     std::unique_lock lock(mutex_);
     if (draining_) return stopping();
@@ -75,20 +76,23 @@ Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direct
     const bool was_empty = pool.empty();
     const bool here = can_serve_here(*expert, pool, task.rows);
     if (auto pushed = pool.push(task); !pushed) return pushed;
+    expert->last_used = std::chrono::steady_clock::now();
     if (here) {
       serve_here(lock, expert, direction);
       return {};
     }
+    absent = !expert->resident;
     if (was_empty) enqueue({expert, direction});
-    sleeping = std::exchange(idle_, false);
+    sleeping = !absent && std::exchange(idle_, false);
   }
+  if (absent && options_.on_absent) options_.on_absent(expert);
   if (sleeping) wake_.notify_one();
   return {};
 }
 
 bool Runtime::can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const {
-  return idle_ && !lent_ && waiting_.empty() && jobs_.empty() && pool.expected_time(rows) < kThreadSwitch &&
-         !expert.backend->one_task_at_a_time();
+  return idle_ && !lent_ && expert.resident && waiting_.empty() && jobs_.empty() &&
+         pool.expected_time(rows) < kThreadSwitch && !expert.backend->one_task_at_a_time();
 }
 
 void Runtime::serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert,
@@ -99,6 +103,7 @@ void Runtime::serve_here(std::unique_lock<std::mutex>& lock, const std::shared_p
   part.direction = direction;
   part.tasks = pool_of(*expert, direction).take_batch(std::chrono::steady_clock::now(), part.dropped);
   serving_ = {expert.get()};
+  expert->served = true;
   lent_ = true;
   lock.unlock();
   serve_safely(batch);
@@ -123,7 +128,12 @@ void Runtime::serve_safely(Batch& batch) {
 
 void Runtime::enqueue(const Waiting& waiting) {
   auto& pool = pool_of(*waiting.expert, waiting.direction);
-  if (!pool.empty()) waiting_.emplace(PoolKey{pool.oldest(), &pool}, waiting);
+  if (pool.empty()) return;
+  if (waiting.expert->resident) {
+    waiting_.emplace(PoolKey{pool.oldest(), &pool}, waiting);
+  } else {
+    absent_.insert(waiting.expert);
+  }
 }
 
 bool Runtime::post(std::function<void()> job) {
@@ -138,6 +148,7 @@ bool Runtime::post(std::function<void()> job) {
 }
 
 void Runtime::forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks) {
+  absent_.erase(expert);
   for (auto& pool : expert->pools) {
     if (pool.empty()) continue;
     waiting_.erase(PoolKey{pool.oldest(), &pool});
@@ -150,15 +161,80 @@ void Runtime::remove(const std::shared_ptr<HostedExpert>& expert) {
   {
     std::unique_lock lock(mutex_);
     expert->removed = true;
+    served_.notify_all();
     forget(expert, tasks);
     served_.wait(lock, [&] { return !is_serving(expert.get()); });
   }
   for (auto& task : tasks) task.reply->fail(gone(*expert->backend));
 }
 
+bool Runtime::suspend(const std::shared_ptr<HostedExpert>& expert) {
+  std::unique_lock lock(mutex_);
+  const auto busy = [&] { return !expert->pools[0].empty() || !expert->pools[1].empty(); };
+  served_.wait(
+      lock, [&] { return draining_ || expert->removed || (!is_serving(expert.get()) && (expert->served || !busy())); });
+  if (draining_ || expert->removed || !expert->resident) return false;
+  for (auto& pool : expert->pools) {
+    if (!pool.empty()) waiting_.erase(PoolKey{pool.oldest(), &pool});
+  }
+  expert->resident = false;
+  if (busy()) absent_.insert(expert);
+  return true;
+}
+
+void Runtime::resume(const std::shared_ptr<HostedExpert>& expert) {
+  {
+    const std::lock_guard lock(mutex_);
+    expert->resident = true;
+    expert->served = false;
+    expert->last_used = std::chrono::steady_clock::now();
+    absent_.erase(expert);
+    enqueue({expert, Direction::kForward});
+    enqueue({expert, Direction::kBackward});
+    idle_ = false;
+  }
+  wake_.notify_one();
+}
+
+bool Runtime::is_resident(const HostedExpert& expert) const {
+  const std::lock_guard lock(mutex_);
+  return expert.resident;
+}
+
+bool Runtime::waits(HostedExpert& expert) const {
+  const std::lock_guard lock(mutex_);
+  return !expert.pools[0].empty() || !expert.pools[1].empty();
+}
+
+TimePoint Runtime::last_used(const HostedExpert& expert) const {
+  const std::lock_guard lock(mutex_);
+  return expert.last_used;
+}
+
+void Runtime::fail_waiting(const std::shared_ptr<HostedExpert>& expert, const Error& error) {
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    forget(expert, tasks);
+  }
+  for (auto& task : tasks) task.reply->fail(error);
+}
+
+Runtime::Load Runtime::load(const HostedExpert& expert, Direction direction) const {
+  const std::lock_guard lock(mutex_);
+  const auto& pool = expert.pools[direction == Direction::kForward ? 0 : 1];
+  return {pool.tasks(), pool.rows()};
+}
+
 Runtime::Load Runtime::load() const {
   const std::lock_guard lock(mutex_);
   Load load;
+  for (const auto& expert : absent_) {
+    for (const auto& pool : expert->pools) {
+      load.tasks += pool.tasks();
+      load.rows += pool.rows();
+    }
+  }
   for (const auto& [key, waiting] : waiting_) {
     load.tasks += key.second->tasks();
     load.rows += key.second->rows();
@@ -194,6 +270,7 @@ bool Runtime::take_ready(Batch& batch, TimePoint now) {
     part.direction = at->second.direction;
     part.tasks = pool.take_batch(now, part.dropped);
     serving_.push_back(part.expert.get());
+    part.expert->served = true;
     at = waiting_.erase(at);
   }
   for (const auto& part : batch.parts) enqueue({part.expert, part.direction});
@@ -228,6 +305,15 @@ bool Runtime::next(Batch& batch) {
   }
 }
 
+void Runtime::note_staleness(Part& part, const Task& task, std::uint64_t updates) {
+  auto& staleness = part.expert->staleness;
+  if (part.direction == Direction::kForward) return staleness.forward(task.rng_seed, updates);
+  if (const auto passed = staleness.backward(task.rng_seed, updates)) {
+    part.report.staleness += *passed;
+    ++part.report.staleness_calls;
+  }
+}
+
 /// Answers the tasks of one part. May be called for several parts at once.
 void Runtime::compute(Part& part) const {
   if (part.tasks.empty()) return;
@@ -238,8 +324,12 @@ void Runtime::compute(Part& part) const {
   auto& report = part.report;
   report.waited = started - part.tasks.front().arrived;
   report.tasks = part.tasks.size();
-  for (const auto& task : part.tasks) report.rows += task.rows;
   const auto updates = backend.updates();
+  for (const auto& task : part.tasks) {
+    report.rows += task.rows;
+    report.waited_in_total += started - task.arrived;
+    note_staleness(part, task, updates);
+  }
   report.failed = execute_batch(backend, part.direction, std::move(part.tasks), memory);
   report.updates = backend.updates() - updates;
   report.computed = std::chrono::steady_clock::now() - started;
@@ -265,6 +355,7 @@ void Runtime::compute_together(std::vector<Part>& parts) const {
 
 void Runtime::serve(Batch& batch) {
   for (auto& part : batch.parts) {
+    part.report.expert = part.expert.get();
     part.report.backend = part.expert->backend.get();
     part.report.direction = part.direction;
     if (part.dropped.empty()) continue;
@@ -309,11 +400,12 @@ void Runtime::stop(std::chrono::milliseconds grace) {
     draining_ = true;
     idle_ = false;
     wake_.notify_all();
+    served_.notify_all();
     served_.wait_for(lock, grace, [&] { return waiting_.empty() && serving_.empty(); });
     stopped_ = true;
     served_.wait(lock, [&] { return !lent_; });  // By its nature short.
-    while (!waiting_.empty()) {
-      const auto expert = waiting_.begin()->second.expert;
+    while (!waiting_.empty() || !absent_.empty()) {
+      const auto expert = waiting_.empty() ? *absent_.begin() : waiting_.begin()->second.expert;
       keep.push_back(expert);
       forget(expert, left);
     }

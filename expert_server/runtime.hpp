@@ -2,6 +2,7 @@
 #pragma once
 
 #include "expert_server/expert_backend.hpp"
+#include "expert_server/staleness.hpp"
 #include "expert_server/task_pool.hpp"
 
 #include <array>
@@ -11,22 +12,30 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace dmoe::expert_server {
 
+class ExpertMeters;
+struct HostedExpert;
+
 /// What became of one batch. For metrics.
 struct BatchReport {
+  const HostedExpert* expert = nullptr;
   const ExpertBackend* backend = nullptr;
   Direction direction = Direction::kForward;
   std::int64_t rows = 0;
   std::size_t tasks = 0;
   std::size_t failed = 0;
-  std::uint64_t updates = 0;           ///< Optimizer steps.
-  std::chrono::nanoseconds waited{0};  ///< The oldest task's time in the pool.
+  std::uint64_t updates = 0;                    ///< Optimizer steps.
+  std::chrono::nanoseconds waited{0};           ///< The oldest task's time in the pool.
+  std::chrono::nanoseconds waited_in_total{0};  ///< Of all tasks.
   std::chrono::nanoseconds computed{0};
+  std::uint64_t staleness = 0;        ///< Updates between forward and backward, summed over `staleness_calls`.
+  std::uint64_t staleness_calls = 0;  ///< Backward tasks whose forward pass is remembered.
 };
 
 struct RuntimeOptions {
@@ -37,6 +46,8 @@ struct RuntimeOptions {
   /// Called on the device thread after each batch, and for tasks that were dropped before it. May be empty.
   std::function<void(const BatchReport&)> on_batch;
   std::function<void(std::size_t tasks)> on_dropped;
+  /// Called by whoever submits a task for an expert that is not resident. May be empty.
+  std::function<void(const std::shared_ptr<HostedExpert>&)> on_absent = {};
 };
 
 /// An expert and its two queues. Held by the runtime and by whoever submits to it.
@@ -46,7 +57,12 @@ struct HostedExpert {
 
   const std::unique_ptr<ExpertBackend> backend;  ///< Computed with on the device thread only.
   std::array<TaskPool, 2> pools;                 ///< By Direction. Guarded by the runtime's mutex.
+  ExpertMeters* meters = nullptr;                ///< May be null; outlives this.
+  Staleness staleness;                           ///< Of whoever computes.
   bool removed = false;                          ///< Guarded by the runtime's mutex.
+  bool resident = true;  ///< Guarded by the runtime's mutex. False: its tasks wait until Runtime::resume.
+  bool served = false;   ///< Guarded by the runtime's mutex: since it was made, or resumed.
+  TimePoint last_used;   ///< Guarded by the runtime's mutex.
 };
 
 /// Serves the pool whose oldest task waits longest, with as many rows as fit one batch. When that batch is small, those
@@ -70,11 +86,23 @@ class Runtime {
   /// Fails what waits for the expert with kNotFound and forgets it; returns when the device does not use it any more.
   void remove(const std::shared_ptr<HostedExpert>& expert);
 
+  /// Takes an expert out of service, so that it may be evicted: its tasks wait from now on. Waits until it is idle, or
+  /// was served at least once since it was resumed: experts that take turns all get one. False: it was removed or
+  /// suspended already, or the runtime stops. Its tasks that wait already are for `waits`.
+  bool suspend(const std::shared_ptr<HostedExpert>& expert);
+  void resume(const std::shared_ptr<HostedExpert>& expert);
+  bool is_resident(const HostedExpert& expert) const;
+  bool waits(HostedExpert& expert) const;  ///< Whether tasks are queued for it.
+  TimePoint last_used(const HostedExpert& expert) const;
+  /// Answers all tasks that wait for an expert with `error`.
+  void fail_waiting(const std::shared_ptr<HostedExpert>& expert, const Error& error);
+
   struct Load {
     std::size_t tasks = 0;
     std::int64_t rows = 0;
   };
   Load load() const;
+  Load load(const HostedExpert& expert, Direction direction) const;
 
   /// Refuses new tasks, serves what is queued for at most `grace`, fails the rest with kUnavailable, ends the thread.
   void stop(std::chrono::milliseconds grace);
@@ -97,6 +125,7 @@ class Runtime {
   bool is_serving(const HostedExpert* expert) const;
   void serve(Batch& batch);
   void compute(Part& part) const;
+  static void note_staleness(Part& part, const Task& task, std::uint64_t updates);
   void compute_together(std::vector<Part>& parts) const;
   void serve_safely(Batch& batch);
   void enqueue(const Waiting& waiting);
@@ -106,7 +135,8 @@ class Runtime {
   const int threads_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<PoolKey, Waiting> waiting_;  // Guarded by mutex_, as are all below.
+  std::map<PoolKey, Waiting> waiting_;              // Guarded by mutex_, as are all below.
+  std::set<std::shared_ptr<HostedExpert>> absent_;  ///< Not resident, with tasks that wait.
   std::deque<std::function<void()>> jobs_;
   std::vector<const HostedExpert*> serving_;
   std::condition_variable served_;  ///< A batch or a job ended.

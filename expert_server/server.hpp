@@ -71,6 +71,12 @@ struct ServerOptions {
   int io_threads = 1;      ///< Threads that run sockets and the DHT.
   std::uint64_t seed = 0;  ///< Of initial weights and random claims; 0: from the operating system.
 
+  /// Bytes that queued calls, their activations and connections may hold together, beside weights and optimizer state;
+  /// beyond it calls are refused with kOverloaded. 0: a quarter of the machine's memory.
+  std::uint64_t max_memory = 0;
+  /// Experts in memory; the others lie in `data_dir`, which must be set, and come back when they are called. 0: all.
+  std::size_t max_resident_experts = 0;
+
   std::size_t max_queued_batches = 4;          ///< Per pool, in units of max_batch_size rows; beyond it kOverloaded.
   std::size_t max_queued_tasks = 1'024;        ///< Per pool; beyond it kOverloaded.
   std::chrono::milliseconds batch_timeout{0};  ///< How long an oldest task waits for company; 0: not at all.
