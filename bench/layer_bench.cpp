@@ -137,12 +137,13 @@ void compare(const Configuration& c, const std::string& mode, DMoE& remote, cons
                             {"messages_per_forward",
                              static_cast<double>(after.frames - before.frames) / static_cast<double>(passes)},
                             {"servers", c.patterns.size()},
+                            {"compute_threads", options.compute_threads},
                             {"live_experts", remote->client()->list_experts("ffn", c.grid.size()).size()},
                             {"calls_failed", after.failed_calls - before.failed_calls}});
 }
 
 void measure(const Configuration& c, const Options& options, Reporter& reporter) {
-  const ServerProcesses servers(c.patterns, c.features);
+  const ServerProcesses servers(c.patterns, c.features, options.compute_threads);
   torch::manual_seed(options.seed);
   const auto client =
       Client::connect(ClientOptions().initial_peers({"127.0.0.1:" + std::to_string(servers.first_port())}));

@@ -61,6 +61,10 @@ int main(int argc, char* argv[]) {
     command->add_option("--seed", options.seed, "Random seed")->capture_default_str();
     command->add_option("--seconds", options.seconds, "Duration of one measurement, seconds")->capture_default_str();
     command->add_option("--nodes", options.nodes, "Number of DHT nodes (dht, dht-sim)");
+    command
+        ->add_option("--compute-threads", options.compute_threads,
+                     "Compute threads of each server process, 0: the server's default (layer)")
+        ->capture_default_str();
     command->add_option("--grid", grids, "Grid sizes such as 32,32; repeatable (beam)")->check(check_grid);
     command->add_option("--mode", options.mode, "Run only this part of the suite");
     command->callback([&chosen, &here = suites.back()] { chosen = &here; });

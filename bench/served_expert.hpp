@@ -83,12 +83,14 @@ class ExpertClient {
 
 /// A server without a disk, alone, on loopback.
 inline std::unique_ptr<expert_server::Server> serve(expert_server::ExpertOptions expert, const std::string& pattern,
-                                                    int compute_threads) {
+                                                    int compute_threads, bool grouped = true) {
   expert_server::ServerOptions options;
   options.listen = {"127.0.0.1", 0};
   options.expert_pattern = pattern;
   options.expert = std::move(expert);
   options.compute_threads = compute_threads;
+  options.grouped = grouped;
+  options.max_queued_batches = 4'096;  // No client is turned away, however small a batch is.
   options.seed = 1;
   auto server = expert_server::Server::start(std::move(options));
   if (server.has_error()) throw std::runtime_error(describe(server.error()));

@@ -14,14 +14,15 @@ namespace dmoe::bench {
 namespace {
 
 /// Serves until its parent closes the pipe or dies. Never returns.
-[[noreturn]] void serve(const std::string& pattern, std::int64_t hidden_dim, std::uint16_t peer, int ready) {
+[[noreturn]] void serve(const std::string& pattern, std::int64_t hidden_dim, std::uint16_t peer, int ready,
+                        int compute_threads) {
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   expert_server::ServerOptions options;
   options.listen = {"127.0.0.1", 0};
   if (peer != 0) options.initial_peers = {{"127.0.0.1", peer}};
   options.expert_pattern = pattern;
   options.expert.hidden_dim = hidden_dim;
-  options.compute_threads = 1;
+  options.compute_threads = compute_threads;
   auto server = expert_server::Server::start(std::move(options));
   const std::uint16_t port = server ? (*server)->port() : 0;
   (void)!write(ready, &port, sizeof(port));
@@ -33,7 +34,8 @@ namespace {
 
 }  // namespace
 
-ServerProcesses::ServerProcesses(const std::vector<std::string>& patterns, std::int64_t hidden_dim) {
+ServerProcesses::ServerProcesses(const std::vector<std::string>& patterns, std::int64_t hidden_dim,
+                                 int compute_threads) {
   for (const auto& pattern : patterns) {
     int ready[2];
     if (pipe(ready) != 0) throw std::runtime_error("cannot make a pipe");
@@ -42,7 +44,7 @@ ServerProcesses::ServerProcesses(const std::vector<std::string>& patterns, std::
     server.pid = fork();
     if (server.pid == 0) {
       close(ready[0]);
-      serve(pattern, hidden_dim, peer, ready[1]);
+      serve(pattern, hidden_dim, peer, ready[1], compute_threads);
     }
     close(ready[1]);
     const bool up = server.pid > 0 && read(ready[0], &server.port, sizeof(server.port)) == sizeof(server.port);

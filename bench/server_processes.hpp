@@ -18,8 +18,8 @@ struct ServerProcess {
 /// a forked child has only the thread that forked. Ends them when destroyed.
 class ServerProcesses {
  public:
-  /// Throws std::runtime_error when one does not come up.
-  ServerProcesses(const std::vector<std::string>& patterns, std::int64_t hidden_dim);
+  /// `compute_threads`: see ServerOptions. Throws std::runtime_error when one does not come up.
+  ServerProcesses(const std::vector<std::string>& patterns, std::int64_t hidden_dim, int compute_threads);
   ~ServerProcesses();
   ServerProcesses(const ServerProcesses&) = delete;
   ServerProcesses& operator=(const ServerProcesses&) = delete;

@@ -15,10 +15,11 @@ namespace dmoe::bench {
 /// What the command line gave. A suite reads what it knows and has its own default for what is missing.
 struct Options {
   std::uint64_t seed = 1;
-  double seconds = 2.0;              ///< How long one measurement runs.
-  std::optional<std::size_t> nodes;  ///< `--nodes N`: dht, dht-sim.
+  double seconds = 2.0;                          ///< How long one measurement runs.
+  std::optional<std::size_t> nodes;              ///< `--nodes N`: dht, dht-sim.
+  int compute_threads = 0;                       ///< `--compute-threads N`: layer. 0: the server's default.
   std::vector<std::vector<std::int64_t>> grids;  ///< `--grid 32,32`, repeatable: beam.
-  std::optional<std::string> mode;   ///< `--mode forward`: run only this part of a suite.
+  std::optional<std::string> mode;               ///< `--mode forward`: run only this part of a suite.
 };
 
 /// Prints results as they come: JSON lines with `--json`, else aligned "name value" lines for a person.
@@ -41,6 +42,8 @@ using Suite = std::function<void(const Options&, Reporter&)>;
 // std::runtime_error when it cannot measure what its fields say.
 void rpc_suite(const Options& options, Reporter& reporter);
 void server_suite(const Options& options, Reporter& reporter);
+void batching_suite(const Options& options, Reporter& reporter);
+void checkpoint_suite(const Options& options, Reporter& reporter);
 void dht_suite(const Options& options, Reporter& reporter);
 void dht_sim_suite(const Options& options, Reporter& reporter);
 void beam_suite(const Options& options, Reporter& reporter);

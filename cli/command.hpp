@@ -23,6 +23,7 @@ void add_dht_command(CLI::App& app, Selection& selection);
 void add_experts_command(CLI::App& app, Selection& selection);
 void add_train_command(CLI::App& app, Selection& selection);
 void add_demo_command(CLI::App& app, Selection& selection);
+void add_checkpoint_command(CLI::App& app, Selection& selection);
 void add_keygen_command(CLI::App& app, Selection& selection);
 
 }  // namespace dmoe::cli

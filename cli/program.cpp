@@ -123,6 +123,7 @@ int parse_and_run(int argc, char** argv) {
   add_experts_command(app, selection);
   add_train_command(app, selection);
   add_demo_command(app, selection);
+  add_checkpoint_command(app, selection);
   add_keygen_command(app, selection);
   for (CLI::App* command : app.get_subcommands({})) command->group("Commands");
   const std::vector<std::string> arguments(argv + 1, argv + argc);

@@ -1,5 +1,6 @@
 #include "expert_server/builtin_experts.hpp"
 
+#include "expert_server/few_rows.hpp"
 #include "expert_server/layer_norm_relu.hpp"
 
 #include <torch/nn/module.h>
@@ -34,6 +35,8 @@ class TorchExpert : public ExpertModule {
     return found;
   }
 
+  bool runs_beside_others() const override { return true; }
+
  protected:
   struct Holder : torch::nn::Module {};
   Holder holder_;
@@ -63,13 +66,17 @@ class FfnExpert final : public TorchExpert {
   }
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
-    auto inner = activate(first_norm_, first_(inputs[0]));
-    inner = activate(second_norm_, second_(inner));
-    auto output = third_(inner);
+    auto inner = activate(first_norm_, linear(first_, inputs[0]));
+    inner = activate(second_norm_, linear(second_, inner));
+    auto output = linear(third_, inner);
     return {output.add_(inputs[0])};
   }
 
  private:
+  static at::Tensor linear(torch::nn::Linear& layer, const at::Tensor& x) {
+    return few_rows(x) ? few_rows_linear(x, layer->weight, layer->bias) : layer(x);
+  }
+
   static at::Tensor activate(torch::nn::LayerNorm& norm, at::Tensor x) {
     // In place: LayerNorm's backward needs its input, not its output.
     if (at::GradMode::is_enabled()) return norm(x).relu_();

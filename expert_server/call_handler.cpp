@@ -2,6 +2,7 @@
 
 #include "net/tensor_codec.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -10,11 +11,17 @@ namespace {
 
 using net::schema::Call;
 
+std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.nbytes();
+  return bytes;
+}
+
 /// The answer to one forward or backward call.
 class RpcReply final : public TaskReply {
  public:
-  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics)
-      : call_(std::move(call)), direction_(direction), metrics_(metrics) {}
+  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters)
+      : call_(std::move(call)), direction_(direction), metrics_(metrics), meters_(meters) {}
 
   void succeed(std::vector<at::Tensor> tensors) override {
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
@@ -24,11 +31,13 @@ class RpcReply final : public TaskReply {
       if (!encoded) throw std::runtime_error(describe(encoded.error()));  // Answered as kInternal by the call.
     });
     metrics_.answered(direction_, nullptr);
+    if (meters_ != nullptr) meters_->answered(direction_, bytes_of(tensors));
   }
 
   void fail(const Error& error) override {
     call_.fail(error);
     metrics_.answered(direction_, &error);
+    if (meters_ != nullptr) meters_->failed(error);
   }
 
   bool cancelled() const override { return call_.cancelled(); }
@@ -37,6 +46,7 @@ class RpcReply final : public TaskReply {
   net::IncomingCall call_;
   Direction direction_;
   ServerMetrics& metrics_;
+  ExpertMeters* meters_;
 };
 
 std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -66,6 +76,19 @@ Result<void> check(const ExpertSchema& schema, Direction direction, Task& task) 
   return Error{Errc::kInvalidArgument,
                "the inputs have " + std::to_string(*rows) + " rows, the gradients " + std::to_string(*gradient_rows),
                {}};
+}
+
+constexpr std::chrono::milliseconds kMemoryRetry{50};
+
+/// What computing a full batch of such rows needs, beside the calls' own tensors. A multiple of what a row holds, since
+/// an expert's function is not known here: the built-in block keeps, for its backward pass, six activations of four
+/// times the width; without one, two at a time.
+std::uint64_t batch_memory(const ExpertBackend& backend, Direction direction, const Task& task) {
+  std::uint64_t widest = 0;
+  for (const auto& tensor : task.inputs) widest = std::max<std::uint64_t>(widest, tensor.nbytes());
+  const std::uint64_t factor = direction == Direction::kForward ? 8 : 24;
+  const auto rows = static_cast<std::uint64_t>(std::max<std::int64_t>(1, task.rows));
+  return factor * (widest / rows) * static_cast<std::uint64_t>(backend.max_batch_size());
 }
 
 void write_specs(const std::vector<TensorSpec>& specs, capnp::List<net::schema::TensorSpec>::Builder list) {
@@ -124,21 +147,53 @@ void CallHandler::answer_info(net::IncomingCall& call) const {
   });
 }
 
+/// Room for the call's tensors and its answer, and, when they come to be computed, for the batch.
+Result<MemoryBudget::Lease> CallHandler::reserve(const ExpertBackend& backend, Direction direction, const Task& task,
+                                                 std::uint64_t received) const {
+  const auto limit = budget_->limit();
+  const auto bytes = 2 * received;
+  const auto batch = std::min(limit / 2, batch_memory(backend, direction, task));
+  if (auto lease = budget_->take(bytes, batch)) return lease;
+  const auto mib = [](std::uint64_t count) { return std::to_string(count >> 20U) + " MiB"; };
+  if (bytes > limit - batch) {
+    return Error{Errc::kInvalidArgument,
+                 "the call needs " + mib(bytes) + ", max_memory leaves " + mib(limit - batch) +
+                     " for all calls of this server: split it",
+                 {}};
+  }
+  return Error{Errc::kOverloaded,
+               "calls hold " + mib(budget_->used()) + " of the " + mib(limit - batch) + " that max_memory leaves them",
+               kMemoryRetry};
+}
+
 Result<void> CallHandler::submit(net::IncomingCall& call, Direction direction) const {
   const auto reader = call.reader();
   const auto uid =
       text_of(direction == Direction::kForward ? reader.getForward().getUid() : reader.getBackward().getUid());
   const auto expert = table_.find(uid);
   if (!expert) return unknown(uid);
+  auto queued = queue(expert, call, direction);
+  if (!queued && expert->meters != nullptr) expert->meters->failed(queued.error());
+  return queued;
+}
+
+/// An error: the call is not answered yet.
+Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net::IncomingCall& call,
+                                Direction direction) const {
   Task task;
-  if (auto decoded = decode(reader, direction, call.frame(), task); !decoded) return decoded;
+  if (auto decoded = decode(call.reader(), direction, call.frame(), task); !decoded) return decoded;
   if (auto checked = check(expert->backend->schema(), direction, task); !checked) return checked;
+  const auto bytes = bytes_of(task.inputs) + bytes_of(task.grad_outputs);
+  if (expert->meters != nullptr) expert->meters->received(direction, bytes);
+  auto lease = reserve(*expert->backend, direction, task, bytes);
+  if (!lease) return lease.error();
+  task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();
   task.deadline = call.deadline();
-  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_);
+  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters);
   auto* refused = reply.get();
   task.reply = std::move(reply);
-  if (auto queued = runtime_.submit(expert, direction, task); !queued) refused->fail(queued.error());
+  if (auto accepted = runtime_.submit(expert, direction, task); !accepted) refused->fail(accepted.error());
   return {};
 }
 

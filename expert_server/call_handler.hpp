@@ -2,6 +2,7 @@
 #pragma once
 
 #include "expert_server/expert_table.hpp"
+#include "expert_server/memory_budget.hpp"
 #include "expert_server/server_metrics.hpp"
 #include "net/rpc_server.hpp"
 
@@ -11,20 +12,24 @@ namespace dmoe::expert_server {
 /// and queues it. What does not pass is answered at once and never meets another caller's rows.
 class CallHandler {
  public:
-  /// All three outlive the calls.
-  CallHandler(const ExpertTable& table, Runtime& runtime, ServerMetrics& metrics)
-      : table_(table), runtime_(runtime), metrics_(metrics) {}
+  /// All outlive the calls. Beyond `budget` calls are refused.
+  CallHandler(const ExpertTable& table, Runtime& runtime, ServerMetrics& metrics, std::shared_ptr<MemoryBudget> budget)
+      : table_(table), runtime_(runtime), metrics_(metrics), budget_(std::move(budget)) {}
 
   void handle(net::IncomingCall call) const;
 
  private:
   Error unknown(std::string_view uid) const;
+  Result<MemoryBudget::Lease> reserve(const ExpertBackend& backend, Direction direction, const Task& task,
+                                      std::uint64_t received) const;
+  Result<void> queue(const std::shared_ptr<HostedExpert>& expert, net::IncomingCall& call, Direction direction) const;
   void answer_info(net::IncomingCall& call) const;
   Result<void> submit(net::IncomingCall& call, Direction direction) const;
 
   const ExpertTable& table_;
   Runtime& runtime_;
   ServerMetrics& metrics_;
+  std::shared_ptr<MemoryBudget> budget_;
 };
 
 }  // namespace dmoe::expert_server

@@ -10,4 +10,17 @@ int effective_compute_threads(int requested);
 /// Both are settings of the whole process in part: one device thread should own them.
 void use_compute_threads(int threads);
 
+/// OpenBLAS computes on the calling thread alone until destruction: several threads are about to ask it for small
+/// products at once, and its own pool would make them queue. For the thread that called use_compute_threads.
+class OneBlasThread {
+ public:
+  explicit OneBlasThread(int threads_afterwards);
+  ~OneBlasThread();
+  OneBlasThread(const OneBlasThread&) = delete;
+  OneBlasThread& operator=(const OneBlasThread&) = delete;
+
+ private:
+  int afterwards_;
+};
+
 }  // namespace dmoe::expert_server

@@ -138,6 +138,9 @@ ExpertBackend::ExpertBackend(ExpertDescription description, std::unique_ptr<Expe
     : description_(std::move(description)),
       uid_text_(to_string(description_.uid)),
       module_(std::move(module)),
+      schema_(module_->schema()),
+      one_task_at_a_time_(module_->one_task_at_a_time()),
+      runs_beside_others_(module_->runs_beside_others()),
       trained_(trained(*module_)),
       buffers_(module_->buffers()),
       optimizer_(optimizer, trained_),
@@ -185,6 +188,7 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
                                                         const std::vector<at::Tensor>& grad_outputs,
                                                         std::uint64_t rng_seed) {
   try {
+    if (!frozen_) copy_snapshot(std::numeric_limits<std::size_t>::max());
     BufferGuard guard(buffers_);
     auto gradients = run_backward(inputs, grad_outputs, rng_seed);
     if (!gradients) return gradients;
@@ -256,9 +260,52 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
   return gradients;
 }
 
+void ExpertBackend::evict() {
+  pending_.reset();
+  optimizer_ = Optimizer(optimizer_.settings(), {});
+  trained_.clear();
+  buffers_.clear();
+  module_.reset();
+}
+
+Result<void> ExpertBackend::revive(const ExpertSnapshot& snapshot) {
+  auto module = make_expert_module(description_.architecture,
+                                   ArchitectureArguments(description_.hidden_dim, description_.arguments), 0);
+  if (!module) return module.error();
+  module_ = std::move(*module);
+  trained_ = trained(*module_);
+  buffers_ = module_->buffers();
+  optimizer_ = Optimizer(optimizer_.settings(), trained_);
+  if (frozen_) freeze();
+  auto restored = restore(snapshot);
+  if (!restored) evict();
+  return restored;
+}
+
 ExpertSnapshot ExpertBackend::snapshot() const {
   return {description_,     optimizer_.settings(),     updates(), copies(module_->parameters()),
           copies(buffers_), copies(optimizer_.state())};
+}
+
+std::shared_ptr<const ExpertSnapshot> ExpertBackend::begin_snapshot() {
+  pending_.reset();
+  Pending pending{std::make_shared<ExpertSnapshot>(), {}};
+  auto& snapshot = *pending.snapshot;
+  snapshot.description = description_;
+  snapshot.optimizer = optimizer_.settings();
+  snapshot.updates = updates();
+  snapshot.parameters = pending.copy.reserve(module_->parameters());
+  snapshot.buffers = pending.copy.reserve(buffers_);
+  snapshot.optimizer_state = pending.copy.reserve(optimizer_.state());
+  pending_ = std::move(pending);
+  return pending_->snapshot;
+}
+
+bool ExpertBackend::copy_snapshot(std::size_t bytes) {
+  if (!pending_) return true;
+  if (!pending_->copy.advance(bytes)) return false;
+  pending_.reset();
+  return true;
 }
 
 Result<void> ExpertBackend::restore(const ExpertSnapshot& snapshot) {

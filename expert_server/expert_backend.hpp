@@ -3,13 +3,16 @@
 
 #include "expert_server/expert_module.hpp"
 #include "expert_server/optimizer.hpp"
+#include "expert_server/snapshot_copy.hpp"
 #include "net/error.hpp"
 #include "net/expert_uid.hpp"
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +36,7 @@ struct ExpertSnapshot {
   std::vector<NamedTensor> optimizer_state;
 };
 
-/// Computes one expert. Everything but the const accessors belongs to the device thread.
+/// Computes one expert. Everything but the const accessors belongs to the runtime: one thread at a time.
 class ExpertBackend {
  public:
   /// kInvalidArgument: the architecture, its arguments or the optimizer's settings do not fit.
@@ -46,9 +49,10 @@ class ExpertBackend {
   const ExpertDescription& description() const noexcept { return description_; }
   const ExpertUid& uid() const noexcept { return description_.uid; }
   const std::string& uid_text() const noexcept { return uid_text_; }
-  const ExpertSchema& schema() const noexcept { return module_->schema(); }
+  const ExpertSchema& schema() const noexcept { return schema_; }
   std::int64_t max_batch_size() const noexcept { return max_batch_size_; }
-  bool one_task_at_a_time() const { return module_->one_task_at_a_time(); }
+  bool one_task_at_a_time() const { return one_task_at_a_time_; }
+  bool runs_beside_others() const { return runs_beside_others_; }
   std::uint64_t updates() const noexcept { return updates_.load(std::memory_order_relaxed); }  ///< Any thread.
   double last_gradient_norm() const noexcept { return gradient_norm_.load(std::memory_order_relaxed); }
 
@@ -68,8 +72,22 @@ class ExpertBackend {
   Result<std::vector<at::Tensor>> backward(const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
 
+  /// Gives weights and optimizer state back to the system; the const accessors work as before, nothing else does
+  /// before `revive`. A snapshot must exist elsewhere.
+  void evict();
+  bool evicted() const noexcept { return module_ == nullptr; }
+  /// Makes the module anew and takes over a snapshot, as `restore` does. On an error it stays evicted.
+  Result<void> revive(const ExpertSnapshot& snapshot);
+
   /// A consistent copy: weights, optimizer state and counter belong to the same step.
   ExpertSnapshot snapshot() const;
+
+  /// The same in pieces, between which the expert is served. What `begin_snapshot` returns has all but the tensors'
+  /// contents; it is complete when `copy_snapshot` returned true. A backward in between copies the rest before it
+  /// changes anything. The newer begin gives up the older one. May throw std::bad_alloc.
+  std::shared_ptr<const ExpertSnapshot> begin_snapshot();
+  bool copy_snapshot(std::size_t bytes);  ///< Copies about `bytes` more. True: none is left.
+
   /// Takes over a snapshot of an equal description and optimizer kind. An empty optimizer state starts afresh.
   /// kInvalidArgument naming what does not fit, with both shapes; nothing has changed then.
   Result<void> restore(const ExpertSnapshot& snapshot);
@@ -81,15 +99,24 @@ class ExpertBackend {
   Result<std::vector<at::Tensor>> checked(std::vector<at::Tensor> outputs, std::int64_t rows) const;
   Error failure(const char* direction, const std::exception& cause) const;
 
+  struct Pending {
+    std::shared_ptr<ExpertSnapshot> snapshot;
+    SnapshotCopy copy;
+  };
+
   ExpertDescription description_;
   std::string uid_text_;
-  std::unique_ptr<ExpertModule> module_;
+  std::unique_ptr<ExpertModule> module_;  ///< Null while evicted.
+  ExpertSchema schema_;                   ///< Of the module, as are the next two.
+  bool one_task_at_a_time_;
+  bool runs_beside_others_;
   std::vector<NamedTensor> trained_;
   std::vector<NamedTensor> buffers_;
   Optimizer optimizer_;
   at::Generator generator_;
   std::int64_t max_batch_size_;
   bool frozen_ = false;
+  std::optional<Pending> pending_;
   std::atomic<std::uint64_t> updates_{0};
   std::atomic<double> gradient_norm_{0};
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "expert_server/checkpoint_store.hpp"
+#include "expert_server/expert_residency.hpp"
 #include "expert_server/expert_table.hpp"
 #include "expert_server/runtime.hpp"
 #include "expert_server/server.hpp"
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -23,6 +25,8 @@ struct ExpertHostOptions {
   std::size_t keep_checkpoints = 3;
   bool reset_optimizer = false;
   int compute_threads = 0;
+  bool grouped = true;
+  std::size_t max_resident = 0;  ///< Experts in memory; needs checkpoints. 0: all.
   std::uint64_t seed = 0;
 };
 
@@ -30,6 +34,9 @@ struct ExpertHostOptions {
 class ExpertHost {
  public:
   ExpertHost(ExpertHostOptions options, ServerMetrics& metrics);
+  ~ExpertHost();  ///< As stop() without grace.
+  ExpertHost(const ExpertHost&) = delete;
+  ExpertHost& operator=(const ExpertHost&) = delete;
 
   const ExpertTable& table() const noexcept { return table_; }
   ExpertTable& table() noexcept { return table_; }
@@ -47,11 +54,14 @@ class ExpertHost {
   Result<void> checkpoint();
 
   /// See Runtime::stop; afterwards `checkpoint` still works.
-  void stop(std::chrono::milliseconds grace) { runtime_.stop(grace); }
+  void stop(std::chrono::milliseconds grace);
 
  private:
+  Result<void> make_room();
+  Result<void> evict(const std::shared_ptr<HostedExpert>& expert);
+  void revive(const std::shared_ptr<HostedExpert>& expert);
   Result<void> save_if_changed(const std::shared_ptr<HostedExpert>& expert);
-  std::optional<ExpertSnapshot> snapshot_of(const std::shared_ptr<HostedExpert>& expert);
+  std::shared_ptr<const ExpertSnapshot> snapshot_of(const std::shared_ptr<HostedExpert>& expert);
 
   ExpertHostOptions options_;
   ServerMetrics& metrics_;
@@ -59,6 +69,7 @@ class ExpertHost {
   std::mutex disk_mutex_;                 ///< Taken for the disk alone: neither calls nor the device ever wait for it.
   std::optional<CheckpointStore> store_;  // Guarded by disk_mutex_.
   std::map<ExpertUid, std::uint64_t> saved_;  // Guarded by disk_mutex_: updates at the last checkpoint.
+  ExpertResidency residency_;  ///< runtime_ calls it; its thread, which uses all of this, ends in stop().
   Runtime runtime_;
 };
 

@@ -27,7 +27,7 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-/// The function of one expert and its state. Used by one thread at a time.
+/// The function of one expert and its state. Used by one thread at a time, not always the same.
 ///
 /// `forward` must treat rows independently (row i of each output depends on row i of the inputs only): tasks of many
 /// callers are computed as one batch. It must not write to its inputs, and may throw: the call fails with its message.
@@ -47,6 +47,9 @@ class ExpertModule {
   virtual std::vector<NamedTensor> buffers() const { return {}; }  ///< State that is kept but not trained.
   /// Draws from the generator, or mixes rows of a batch: such tasks are computed one by one.
   virtual bool one_task_at_a_time() const { return false; }
+  /// Shares nothing that changes with other experts, nor with the threads of its process: `forward`, and backward
+  /// through it, may run while other experts are computed on other threads. Small batches are then computed at once.
+  virtual bool runs_beside_others() const { return false; }
 };
 
 }  // namespace dmoe::expert_server

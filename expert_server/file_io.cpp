@@ -78,6 +78,8 @@ Result<void> File::read(std::span<std::uint8_t> bytes) {
   return {};
 }
 
+void File::start_writing() { (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE); }
+
 Result<void> File::sync() {
   if (::fsync(descriptor_) != 0) return failure("fsync");
   return {};

@@ -30,6 +30,8 @@ class File {
   Result<void> write_at(std::uint64_t offset, std::span<const std::uint8_t> bytes);
   /// Fills `bytes` whole; kInvalidArgument when the file ends before.
   Result<void> read(std::span<std::uint8_t> bytes);
+  /// Asks the kernel to begin with what was written so far, so that `sync` finds little left to do. Best effort.
+  void start_writing();
   Result<void> sync();
   Result<std::uint64_t> size();
   /// An exclusive advisory lock, held until the file is closed, released by the kernel when the process dies.

@@ -2,16 +2,26 @@
 
 #include "expert_server/batch_execution.hpp"
 #include "expert_server/compute_threads.hpp"
+#include "expert_server/few_rows.hpp"
+#include "expert_server/parallel_range.hpp"
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
+#include <iterator>
 
 namespace dmoe::expert_server {
 namespace {
 
 /// What it takes to wake a sleeping thread and to be woken by its answer, on the machines at hand.
 constexpr std::chrono::microseconds kThreadSwitch{10};
+
+/// A batch of fewer rows does not keep several compute threads busy: they wait for the weights, or for each other.
+constexpr std::int64_t kSmallBatch = 16;
+constexpr std::size_t kMaxGroup = 64;    ///< Batches computed at once; bounds how long a newcomer waits.
+constexpr std::size_t kMaxLooked = 256;  ///< Pools looked at to fill a group.
 
 TaskPool& pool_of(HostedExpert& expert, Direction direction) {
   return expert.pools[direction == Direction::kForward ? 0 : 1];
@@ -34,20 +44,30 @@ void fail_dropped(std::vector<Task>& dropped, const ExpertBackend& backend) {
 
 }  // namespace
 
-struct Runtime::Batch {
+/// The batch of one expert.
+struct Runtime::Part {
   std::shared_ptr<HostedExpert> expert;
   Direction direction = Direction::kForward;
   std::vector<Task> tasks;
   std::vector<Task> dropped;
-  std::function<void()> job;  ///< Instead of all above.
+  BatchReport report;
 };
 
-Runtime::Runtime(RuntimeOptions options) : options_(std::move(options)), thread_([this] { run(); }) {}
+struct Runtime::Batch {
+  std::vector<Part> parts;    ///< Of different experts.
+  std::function<void()> job;  ///< Instead of parts.
+};
+
+Runtime::Runtime(RuntimeOptions options)
+    : options_(std::move(options)),
+      threads_(effective_compute_threads(options_.compute_threads)),
+      thread_([this] { run(); }) {}
 
 Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
 
 Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task) {
   bool sleeping = false;
+  bool absent = false;
   {
     std::unique_lock lock(mutex_);
     if (draining_) return stopping();
@@ -56,34 +76,39 @@ Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direct
     const bool was_empty = pool.empty();
     const bool here = can_serve_here(*expert, pool, task.rows);
     if (auto pushed = pool.push(task); !pushed) return pushed;
+    expert->last_used = std::chrono::steady_clock::now();
     if (here) {
       serve_here(lock, expert, direction);
       return {};
     }
+    absent = !expert->resident;
     if (was_empty) enqueue({expert, direction});
-    sleeping = std::exchange(idle_, false);
+    sleeping = !absent && std::exchange(idle_, false);
   }
+  if (absent && options_.on_absent) options_.on_absent(expert);
   if (sleeping) wake_.notify_one();
   return {};
 }
 
 bool Runtime::can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const {
-  return idle_ && !lent_ && waiting_.empty() && jobs_.empty() && pool.expected_time(rows) < kThreadSwitch &&
-         !expert.backend->one_task_at_a_time();
+  return idle_ && !lent_ && expert.resident && waiting_.empty() && jobs_.empty() &&
+         pool.expected_time(rows) < kThreadSwitch && !expert.backend->one_task_at_a_time();
 }
 
 void Runtime::serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert,
                          Direction direction) {
   Batch batch;
-  batch.expert = expert;
-  batch.direction = direction;
-  batch.tasks = pool_of(*expert, direction).take_batch(std::chrono::steady_clock::now(), batch.dropped);
-  serving_ = expert.get();
+  auto& part = batch.parts.emplace_back();
+  part.expert = expert;
+  part.direction = direction;
+  part.tasks = pool_of(*expert, direction).take_batch(std::chrono::steady_clock::now(), part.dropped);
+  serving_ = {expert.get()};
+  expert->served = true;
   lent_ = true;
   lock.unlock();
   serve_safely(batch);
   lock.lock();
-  serving_ = nullptr;
+  serving_.clear();
   lent_ = false;
   served_.notify_all();
   if (!waiting_.empty() || !jobs_.empty() || stopped_) wake_.notify_one();
@@ -103,7 +128,12 @@ void Runtime::serve_safely(Batch& batch) {
 
 void Runtime::enqueue(const Waiting& waiting) {
   auto& pool = pool_of(*waiting.expert, waiting.direction);
-  if (!pool.empty()) waiting_.emplace(PoolKey{pool.oldest(), &pool}, waiting);
+  if (pool.empty()) return;
+  if (waiting.expert->resident) {
+    waiting_.emplace(PoolKey{pool.oldest(), &pool}, waiting);
+  } else {
+    absent_.insert(waiting.expert);
+  }
 }
 
 bool Runtime::post(std::function<void()> job) {
@@ -118,6 +148,7 @@ bool Runtime::post(std::function<void()> job) {
 }
 
 void Runtime::forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks) {
+  absent_.erase(expert);
   for (auto& pool : expert->pools) {
     if (pool.empty()) continue;
     waiting_.erase(PoolKey{pool.oldest(), &pool});
@@ -130,15 +161,80 @@ void Runtime::remove(const std::shared_ptr<HostedExpert>& expert) {
   {
     std::unique_lock lock(mutex_);
     expert->removed = true;
+    served_.notify_all();
     forget(expert, tasks);
-    served_.wait(lock, [&] { return serving_ != expert.get(); });
+    served_.wait(lock, [&] { return !is_serving(expert.get()); });
   }
   for (auto& task : tasks) task.reply->fail(gone(*expert->backend));
+}
+
+bool Runtime::suspend(const std::shared_ptr<HostedExpert>& expert) {
+  std::unique_lock lock(mutex_);
+  const auto busy = [&] { return !expert->pools[0].empty() || !expert->pools[1].empty(); };
+  served_.wait(
+      lock, [&] { return draining_ || expert->removed || (!is_serving(expert.get()) && (expert->served || !busy())); });
+  if (draining_ || expert->removed || !expert->resident) return false;
+  for (auto& pool : expert->pools) {
+    if (!pool.empty()) waiting_.erase(PoolKey{pool.oldest(), &pool});
+  }
+  expert->resident = false;
+  if (busy()) absent_.insert(expert);
+  return true;
+}
+
+void Runtime::resume(const std::shared_ptr<HostedExpert>& expert) {
+  {
+    const std::lock_guard lock(mutex_);
+    expert->resident = true;
+    expert->served = false;
+    expert->last_used = std::chrono::steady_clock::now();
+    absent_.erase(expert);
+    enqueue({expert, Direction::kForward});
+    enqueue({expert, Direction::kBackward});
+    idle_ = false;
+  }
+  wake_.notify_one();
+}
+
+bool Runtime::is_resident(const HostedExpert& expert) const {
+  const std::lock_guard lock(mutex_);
+  return expert.resident;
+}
+
+bool Runtime::waits(HostedExpert& expert) const {
+  const std::lock_guard lock(mutex_);
+  return !expert.pools[0].empty() || !expert.pools[1].empty();
+}
+
+TimePoint Runtime::last_used(const HostedExpert& expert) const {
+  const std::lock_guard lock(mutex_);
+  return expert.last_used;
+}
+
+void Runtime::fail_waiting(const std::shared_ptr<HostedExpert>& expert, const Error& error) {
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    forget(expert, tasks);
+  }
+  for (auto& task : tasks) task.reply->fail(error);
+}
+
+Runtime::Load Runtime::load(const HostedExpert& expert, Direction direction) const {
+  const std::lock_guard lock(mutex_);
+  const auto& pool = expert.pools[direction == Direction::kForward ? 0 : 1];
+  return {pool.tasks(), pool.rows()};
 }
 
 Runtime::Load Runtime::load() const {
   const std::lock_guard lock(mutex_);
   Load load;
+  for (const auto& expert : absent_) {
+    for (const auto& pool : expert->pools) {
+      load.tasks += pool.tasks();
+      load.rows += pool.rows();
+    }
+  }
   for (const auto& [key, waiting] : waiting_) {
     load.tasks += key.second->tasks();
     load.rows += key.second->rows();
@@ -146,25 +242,44 @@ Runtime::Load Runtime::load() const {
   return load;
 }
 
+bool Runtime::is_serving(const HostedExpert* expert) const {
+  return std::find(serving_.begin(), serving_.end(), expert) != serving_.end();
+}
+
+/// Whether a pool that is ready may be served with what the batch holds already.
+bool Runtime::joins(const Batch& batch, const Waiting& waiting) const {
+  if (batch.parts.empty()) return true;
+  return !is_serving(waiting.expert.get()) && waiting.expert->backend->runs_beside_others() &&
+         pool_of(*waiting.expert, waiting.direction).rows() <= kSmallBatch;
+}
+
 bool Runtime::take_ready(Batch& batch, TimePoint now) {
-  for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
+  std::size_t most = 1;
+  std::size_t looked = 0;
+  for (auto at = waiting_.begin(); at != waiting_.end() && batch.parts.size() < most && looked < kMaxLooked; ++looked) {
     auto& pool = *at->first.second;
-    if (!draining_ && pool.ready() > now) continue;
-    const Waiting waiting = at->second;
-    waiting_.erase(at);
-    batch.expert = waiting.expert;
-    batch.direction = waiting.direction;
-    batch.tasks = pool.take_batch(now, batch.dropped);
-    enqueue(waiting);
-    serving_ = waiting.expert.get();
-    return true;
+    if ((!draining_ && pool.ready() > now) || !joins(batch, at->second)) {
+      ++at;
+      continue;
+    }
+    const bool alone = !options_.grouped || threads_ < 2 || pool.rows() > kSmallBatch ||
+                       !at->second.expert->backend->runs_beside_others();
+    if (!alone) most = kMaxGroup;
+    auto& part = batch.parts.emplace_back();
+    part.expert = at->second.expert;
+    part.direction = at->second.direction;
+    part.tasks = pool.take_batch(now, part.dropped);
+    serving_.push_back(part.expert.get());
+    part.expert->served = true;
+    at = waiting_.erase(at);
   }
-  return false;
+  for (const auto& part : batch.parts) enqueue({part.expert, part.direction});
+  return !batch.parts.empty();
 }
 
 bool Runtime::next(Batch& batch) {
   std::unique_lock lock(mutex_);
-  serving_ = nullptr;
+  serving_.clear();
   served_.notify_all();
   for (;;) {
     if (lent_) {
@@ -190,36 +305,84 @@ bool Runtime::next(Batch& batch) {
   }
 }
 
-void Runtime::serve(Batch& batch) {
-  const auto& backend = *batch.expert->backend;
-  if (!batch.dropped.empty()) {
-    fail_dropped(batch.dropped, backend);
-    if (options_.on_dropped) options_.on_dropped(batch.dropped.size());
+void Runtime::note_staleness(Part& part, const Task& task, std::uint64_t updates) {
+  auto& staleness = part.expert->staleness;
+  if (part.direction == Direction::kForward) return staleness.forward(task.rng_seed, updates);
+  if (const auto passed = staleness.backward(task.rng_seed, updates)) {
+    part.report.staleness += *passed;
+    ++part.report.staleness_calls;
   }
-  if (batch.tasks.empty()) return;
+}
+
+/// Answers the tasks of one part. May be called for several parts at once.
+void Runtime::compute(Part& part) const {
+  if (part.tasks.empty()) return;
   thread_local BatchMemory memory;
+  const FewRowsMode few_rows_mode(options_.grouped);
+  auto& backend = *part.expert->backend;
   const auto started = std::chrono::steady_clock::now();
-  BatchReport report{.backend = &backend,
-                     .direction = batch.direction,
-                     .rows = 0,
-                     .tasks = batch.tasks.size(),
-                     .failed = 0,
-                     .updates = backend.updates(),
-                     .waited = started - batch.tasks.front().arrived,
-                     .computed = {}};
-  for (const auto& task : batch.tasks) report.rows += task.rows;
-  report.failed = execute_batch(*batch.expert->backend, batch.direction, std::move(batch.tasks), memory);
-  report.updates = backend.updates() - report.updates;
+  auto& report = part.report;
+  report.waited = started - part.tasks.front().arrived;
+  report.tasks = part.tasks.size();
+  const auto updates = backend.updates();
+  for (const auto& task : part.tasks) {
+    report.rows += task.rows;
+    report.waited_in_total += started - task.arrived;
+    note_staleness(part, task, updates);
+  }
+  report.failed = execute_batch(backend, part.direction, std::move(part.tasks), memory);
+  report.updates = backend.updates() - updates;
   report.computed = std::chrono::steady_clock::now() - started;
+}
+
+/// Each part on one compute thread, as many at once as there are threads.
+void Runtime::compute_together(std::vector<Part>& parts) const {
+  const OneBlasThread one_blas_thread(threads_);
+  std::atomic<std::size_t> next{0};
+  parallel_range(threads_, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto share = begin; share < end; ++share) {
+      for (std::size_t i = next++; i < parts.size(); i = next++) {
+        try {
+          compute(parts[i]);
+        } catch (const std::exception& e) {
+          spdlog::error("a batch of expert {} failed outside of it: {}", parts[i].expert->backend->uid_text(),
+                        e.what());
+        }
+      }
+    }
+  });
+}
+
+void Runtime::serve(Batch& batch) {
+  for (auto& part : batch.parts) {
+    part.report.expert = part.expert.get();
+    part.report.backend = part.expert->backend.get();
+    part.report.direction = part.direction;
+    if (part.dropped.empty()) continue;
+    fail_dropped(part.dropped, *part.expert->backend);
+    if (options_.on_dropped) options_.on_dropped(part.dropped.size());
+  }
+  if (batch.parts.size() > 1 && batch.parts.size() >= static_cast<std::size_t>(threads_)) {
+    compute_together(batch.parts);
+  } else {
+    for (auto& part : batch.parts) compute(part);
+  }
   {
     const std::lock_guard lock(mutex_);
-    pool_of(*batch.expert, batch.direction).served(report.rows, report.computed);
+    for (const auto& part : batch.parts) {
+      if (part.report.rows > 0) {
+        pool_of(*part.expert, part.direction).served(part.report.rows, part.report.computed);
+      }
+    }
   }
-  if (options_.on_batch) options_.on_batch(report);
+  if (!options_.on_batch) return;
+  for (const auto& part : batch.parts) {
+    if (part.report.tasks > 0) options_.on_batch(part.report);
+  }
 }
 
 void Runtime::run() {
-  use_compute_threads(effective_compute_threads(options_.compute_threads));
+  use_compute_threads(threads_);
   for (;;) {
     Batch batch;
     if (!next(batch)) return;
@@ -237,11 +400,12 @@ void Runtime::stop(std::chrono::milliseconds grace) {
     draining_ = true;
     idle_ = false;
     wake_.notify_all();
-    served_.wait_for(lock, grace, [&] { return waiting_.empty() && serving_ == nullptr; });
+    served_.notify_all();
+    served_.wait_for(lock, grace, [&] { return waiting_.empty() && serving_.empty(); });
     stopped_ = true;
     served_.wait(lock, [&] { return !lent_; });  // By its nature short.
-    while (!waiting_.empty()) {
-      const auto expert = waiting_.begin()->second.expert;
+    while (!waiting_.empty() || !absent_.empty()) {
+      const auto expert = waiting_.empty() ? *absent_.begin() : waiting_.begin()->second.expert;
       keep.push_back(expert);
       forget(expert, left);
     }

@@ -1,7 +1,8 @@
-// The thread that owns a device: it decides which pool is served next, and computes.
+// The thread that owns a device: it decides which pools are served next, and computes.
 #pragma once
 
 #include "expert_server/expert_backend.hpp"
+#include "expert_server/staleness.hpp"
 #include "expert_server/task_pool.hpp"
 
 #include <array>
@@ -11,29 +12,42 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace dmoe::expert_server {
 
+class ExpertMeters;
+struct HostedExpert;
+
 /// What became of one batch. For metrics.
 struct BatchReport {
+  const HostedExpert* expert = nullptr;
   const ExpertBackend* backend = nullptr;
   Direction direction = Direction::kForward;
   std::int64_t rows = 0;
   std::size_t tasks = 0;
   std::size_t failed = 0;
-  std::uint64_t updates = 0;           ///< Optimizer steps.
-  std::chrono::nanoseconds waited{0};  ///< The oldest task's time in the pool.
+  std::uint64_t updates = 0;                    ///< Optimizer steps.
+  std::chrono::nanoseconds waited{0};           ///< The oldest task's time in the pool.
+  std::chrono::nanoseconds waited_in_total{0};  ///< Of all tasks.
   std::chrono::nanoseconds computed{0};
+  std::uint64_t staleness = 0;        ///< Updates between forward and backward, summed over `staleness_calls`.
+  std::uint64_t staleness_calls = 0;  ///< Backward tasks whose forward pass is remembered.
 };
 
 struct RuntimeOptions {
-  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: one per core.
+  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: see effective_compute_threads.
+  /// Small batches of several experts are computed at once, each on one compute thread, and products of few rows read
+  /// their weights once (few_rows.hpp). Off: one batch after another, all through the BLAS.
+  bool grouped = true;
   /// Called on the device thread after each batch, and for tasks that were dropped before it. May be empty.
   std::function<void(const BatchReport&)> on_batch;
   std::function<void(std::size_t tasks)> on_dropped;
+  /// Called by whoever submits a task for an expert that is not resident. May be empty.
+  std::function<void(const std::shared_ptr<HostedExpert>&)> on_absent = {};
 };
 
 /// An expert and its two queues. Held by the runtime and by whoever submits to it.
@@ -43,10 +57,16 @@ struct HostedExpert {
 
   const std::unique_ptr<ExpertBackend> backend;  ///< Computed with on the device thread only.
   std::array<TaskPool, 2> pools;                 ///< By Direction. Guarded by the runtime's mutex.
+  ExpertMeters* meters = nullptr;                ///< May be null; outlives this.
+  Staleness staleness;                           ///< Of whoever computes.
   bool removed = false;                          ///< Guarded by the runtime's mutex.
+  bool resident = true;  ///< Guarded by the runtime's mutex. False: its tasks wait until Runtime::resume.
+  bool served = false;   ///< Guarded by the runtime's mutex: since it was made, or resumed.
+  TimePoint last_used;   ///< Guarded by the runtime's mutex.
 };
 
-/// Serves the pool whose oldest task waits longest, with as many rows as fit one batch. Thread-safe.
+/// Serves the pool whose oldest task waits longest, with as many rows as fit one batch. When that batch is small, those
+/// of other experts that are small too are served with it, so that no compute thread is idle. Thread-safe.
 class Runtime {
  public:
   explicit Runtime(RuntimeOptions options);
@@ -66,11 +86,23 @@ class Runtime {
   /// Fails what waits for the expert with kNotFound and forgets it; returns when the device does not use it any more.
   void remove(const std::shared_ptr<HostedExpert>& expert);
 
+  /// Takes an expert out of service, so that it may be evicted: its tasks wait from now on. Waits until it is idle, or
+  /// was served at least once since it was resumed: experts that take turns all get one. False: it was removed or
+  /// suspended already, or the runtime stops. Its tasks that wait already are for `waits`.
+  bool suspend(const std::shared_ptr<HostedExpert>& expert);
+  void resume(const std::shared_ptr<HostedExpert>& expert);
+  bool is_resident(const HostedExpert& expert) const;
+  bool waits(HostedExpert& expert) const;  ///< Whether tasks are queued for it.
+  TimePoint last_used(const HostedExpert& expert) const;
+  /// Answers all tasks that wait for an expert with `error`.
+  void fail_waiting(const std::shared_ptr<HostedExpert>& expert, const Error& error);
+
   struct Load {
     std::size_t tasks = 0;
     std::int64_t rows = 0;
   };
   Load load() const;
+  Load load(const HostedExpert& expert, Direction direction) const;
 
   /// Refuses new tasks, serves what is queued for at most `grace`, fails the rest with kUnavailable, ends the thread.
   void stop(std::chrono::milliseconds grace);
@@ -81,6 +113,7 @@ class Runtime {
     std::shared_ptr<HostedExpert> expert;
     Direction direction;
   };
+  struct Part;
   struct Batch;
 
   bool can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const;
@@ -88,17 +121,24 @@ class Runtime {
   void run();
   bool next(Batch& batch);
   bool take_ready(Batch& batch, TimePoint now);
+  bool joins(const Batch& batch, const Waiting& waiting) const;
+  bool is_serving(const HostedExpert* expert) const;
   void serve(Batch& batch);
+  void compute(Part& part) const;
+  static void note_staleness(Part& part, const Task& task, std::uint64_t updates);
+  void compute_together(std::vector<Part>& parts) const;
   void serve_safely(Batch& batch);
   void enqueue(const Waiting& waiting);
   void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
 
-  RuntimeOptions options_;
+  const RuntimeOptions options_;
+  const int threads_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<PoolKey, Waiting> waiting_;  // Guarded by mutex_, as are all below.
+  std::map<PoolKey, Waiting> waiting_;              // Guarded by mutex_, as are all below.
+  std::set<std::shared_ptr<HostedExpert>> absent_;  ///< Not resident, with tasks that wait.
   std::deque<std::function<void()>> jobs_;
-  const HostedExpert* serving_ = nullptr;
+  std::vector<const HostedExpert*> serving_;
   std::condition_variable served_;  ///< A batch or a job ended.
   bool idle_ = false;               ///< The thread sleeps: a submit must wake it.
   bool lent_ = false;               ///< A submitting thread computes; the device thread waits for it.

@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kDigestDigits = 64;
 constexpr std::size_t kMaxDimensions = 16;
+constexpr std::size_t kPiece = 4UL * 1024 * 1024;  ///< Hashed while it is in the cache, before or after the disk.
 constexpr const char* kTemporaryMark = ".tmp-";
 
 struct FileDtype {
@@ -105,8 +106,13 @@ Result<void> write_body(File& file, const SafetensorsContent& content) {
   if (auto done = file.write(length); !done) return done;
   if (auto done = file.write(bytes_of(*header)); !done) return done;
   for (const auto& item : content.tensors) {
-    digest.add(bytes_of(item.tensor));
-    if (auto done = file.write(bytes_of(item.tensor)); !done) return done;
+    for (auto rest = bytes_of(item.tensor); !rest.empty();) {
+      const auto piece = rest.first(std::min(rest.size(), kPiece));
+      digest.add(piece);
+      if (auto done = file.write(piece); !done) return done;
+      if (piece.size() == kPiece) file.start_writing();
+      rest = rest.subspan(piece.size());
+    }
   }
   // The digest takes the place of its own zeros.
   const auto place = digest_place(*header, std::string(kDigestDigits, '0'));
@@ -294,8 +300,12 @@ Result<SafetensorsContent> read_safetensors(const fs::path& path, bool require_c
   SafetensorsContent content{std::move(header->metadata), {}};
   for (auto& entry : header->entries) {  // Bounded by the file's size, which was compared with their sum.
     auto tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
-    if (auto done = file->read(bytes_of(tensor)); !done) return done.error();
-    digest.add(bytes_of(tensor));
+    for (auto rest = bytes_of(tensor); !rest.empty();) {
+      const auto piece = rest.first(std::min(rest.size(), kPiece));
+      if (auto done = file->read(piece); !done) return done.error();
+      digest.add(piece);
+      rest = rest.subspan(piece.size());
+    }
     content.tensors.push_back({std::move(entry.name), std::move(tensor)});
   }
   if (signed_text && digest.finish_hex() != content.metadata[kChecksumKey]) {

@@ -99,6 +99,7 @@ class ScriptExpert final : public ExpertModule {
 
   const ExpertSchema& schema() const override { return schema_; }
   bool one_task_at_a_time() const override { return stochastic_; }
+  bool runs_beside_others() const override { return !stochastic_; }
 
   std::vector<NamedTensor> parameters() const override {
     std::vector<NamedTensor> found;

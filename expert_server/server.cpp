@@ -7,6 +7,7 @@
 #include "expert_server/checkpoint_timer.hpp"
 #include "expert_server/data_directory.hpp"
 #include "expert_server/expert_factory.hpp"
+#include "expert_server/expert_size.hpp"
 #include "expert_server/server_ports.hpp"
 #include "expert_server/status_routes.hpp"
 
@@ -14,6 +15,10 @@
 #include <boost/asio/io_context.hpp>
 
 #include <spdlog/spdlog.h>
+
+#include <prometheus/gauge.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <random>
@@ -28,7 +33,23 @@ namespace asio = boost::asio;
 constexpr std::uint64_t kMostWithoutNumber = 4'096;      ///< Experts of a pattern that is hosted whole.
 constexpr std::chrono::milliseconds kReplyGrace{2'000};  ///< For the last replies to leave the sockets.
 
+constexpr std::uint64_t kConnectionBytes = 16UL * 1024;        ///< What an idle one holds, buffers in the kernel aside.
+constexpr std::uint64_t kLeastCallMemory = 1UL * 1024 * 1024;  ///< Less cannot hold one call of a small expert.
+constexpr std::uint64_t kLeastMemory = 512UL * 1024 * 1024;    ///< Default where the machine does not tell.
+
 Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
+
+/// What `max_memory` leaves for calls once every connection has its share.
+Result<std::uint64_t> call_memory(const ServerOptions& options) {
+  const auto pages = static_cast<std::uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+  const auto quarter = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
+  const auto all = options.max_memory > 0 ? options.max_memory : std::max(quarter, kLeastMemory);
+  const auto connections = options.max_connections * kConnectionBytes;
+  if (all >= connections + kLeastCallMemory) return all - connections;
+  return invalid("max_memory of " + std::to_string(all) + " bytes is too little: " +
+                 std::to_string(options.max_connections) + " connections (max_connections) take " +
+                 std::to_string(connections) + ", and calls need " + std::to_string(kLeastCallMemory));
+}
 
 Result<UidPattern> check_options(const ServerOptions& options) {
   auto pattern = parse_uid_pattern(options.expert_pattern);
@@ -50,11 +71,18 @@ Result<UidPattern> check_options(const ServerOptions& options) {
   if (options.compute_threads < 0 || options.compute_threads > 1'024) {
     return invalid("compute_threads must be from 0 to 1024");
   }
+  if (options.max_resident_experts > 0 && !options.data_dir) {
+    return invalid("max_resident_experts needs a data_dir, where the other experts lie");
+  }
+  if (const auto budget = call_memory(options); !budget) return budget.error();
   if (auto settings = optimizer_settings(options.expert, nullptr); !settings) return settings.error();
   const auto known = architectures();
   if (std::find(known.begin(), known.end(), options.expert.architecture) == known.end()) {
     return invalid("unknown expert architecture " + options.expert.architecture);
   }
+  auto held = options.num_experts > 0 ? options.num_experts : pattern->size();
+  if (options.max_resident_experts > 0) held = std::min<std::uint64_t>(held, options.max_resident_experts);
+  if (auto fits = check_fits_memory(options.expert, held); !fits) return fits.error();
   return pattern;
 }
 
@@ -76,6 +104,8 @@ ExpertHostOptions host_options(const ServerOptions& options, const std::optional
   host.keep_checkpoints = options.keep_checkpoints;
   host.reset_optimizer = options.reset_optimizer;
   host.compute_threads = options.compute_threads;
+  host.grouped = options.grouped;
+  host.max_resident = options.max_resident_experts;
   host.seed = options.seed;
   return host;
 }
@@ -97,10 +127,17 @@ class Server::Impl {
         work_(asio::make_work_guard(io_)),
         metrics_(registry_),
         host_(host_options(options_, directory_), metrics_),
-        handler_(host_.table(), host_.runtime(), metrics_),
+        budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
+        handler_(host_.table(), host_.runtime(), metrics_, budget_),
         sources_{registry_, host_, false, net::to_string(identity_.peer_id())},
         client_(io_.get_executor()) {
-    registry_.before_serialize([this] { metrics_.set_load(host_.runtime().load(), host_.table().uids().size()); });
+    auto& held = registry_.gauge("dmoe_expert_call_memory_bytes", "Memory that calls hold or are expected to need.");
+    registry_.gauge("dmoe_expert_call_memory_limit_bytes", "What max_memory leaves for calls.")
+        .Set(static_cast<double>(budget_->limit()));
+    registry_.before_serialize([this, &held] {
+      held.Set(static_cast<double>(budget_->used()));
+      refresh_load();
+    });
     for (int i = 0; i < options_.io_threads; ++i) io_threads_.emplace_back([this] { io_.run(); });
   }
 
@@ -155,6 +192,19 @@ class Server::Impl {
   dht::Service& dht() noexcept { return *ports_.dht; }
 
  private:
+  void refresh_load() {
+    const auto experts = host_.table().all();
+    metrics_.set_load(host_.runtime().load(), experts.size());
+    const std::lock_guard lock(refresh_mutex_);
+    metrics_.clear_queued();  // Experts that share a label are added up.
+    for (const auto& expert : experts) {
+      for (const auto direction : {Direction::kForward, Direction::kBackward}) {
+        const auto waiting = host_.runtime().load(*expert, direction).tasks;
+        if (waiting > 0) expert->meters->add_queued(direction, waiting);
+      }
+    }
+  }
+
   Result<void> bind() {
     host_.table().set_loading(true);
     const auto make_rpc = [this] {
@@ -211,6 +261,7 @@ class Server::Impl {
   net::Metrics registry_;
   ServerMetrics metrics_;
   ExpertHost host_;
+  std::shared_ptr<MemoryBudget> budget_;
   CallHandler handler_;
   StatusSources sources_;
   net::RpcClient client_;  ///< For calls to itself and to rivals for a UID.
@@ -218,6 +269,7 @@ class Server::Impl {
   std::vector<net::Endpoint> announced_;
   std::optional<Announcer> announcer_;
   std::optional<CheckpointTimer> checkpoint_timer_;
+  std::mutex refresh_mutex_;
   std::mutex stop_mutex_;
   bool stopped_ = false;
   std::vector<std::thread> io_threads_;

@@ -65,8 +65,17 @@ struct ServerOptions {
   bool reset_optimizer = false;  ///< Accept a checkpoint of another optimizer; its state is dropped.
 
   int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: one per core.
-  int io_threads = 1;       ///< Threads that run sockets and the DHT.
-  std::uint64_t seed = 0;   ///< Of initial weights and random claims; 0: from the operating system.
+  /// Small batches of several experts are computed at once, and products of few rows read their weights once. Off: one
+  /// batch after another through the BLAS, for comparison.
+  bool grouped = true;
+  int io_threads = 1;      ///< Threads that run sockets and the DHT.
+  std::uint64_t seed = 0;  ///< Of initial weights and random claims; 0: from the operating system.
+
+  /// Bytes that queued calls, their activations and connections may hold together, beside weights and optimizer state;
+  /// beyond it calls are refused with kOverloaded. 0: a quarter of the machine's memory.
+  std::uint64_t max_memory = 0;
+  /// Experts in memory; the others lie in `data_dir`, which must be set, and come back when they are called. 0: all.
+  std::size_t max_resident_experts = 0;
 
   std::size_t max_queued_batches = 4;          ///< Per pool, in units of max_batch_size rows; beyond it kOverloaded.
   std::size_t max_queued_tasks = 1'024;        ///< Per pool; beyond it kOverloaded.

@@ -17,7 +17,8 @@ std::size_t index(Direction direction) { return direction == Direction::kForward
 }  // namespace
 
 ServerMetrics::ServerMetrics(net::Metrics& metrics)
-    : updates_(metrics.counter("dmoe_expert_updates_total", "Optimizer steps.")),
+    : meters_(metrics),
+      updates_(metrics.counter("dmoe_expert_updates_total", "Optimizer steps.")),
       dropped_(metrics.counter("dmoe_expert_calls_dropped_total",
                                "Calls whose deadline passed, or whose caller left, before the device was asked.")),
       checkpoints_written_(metrics.counter("dmoe_checkpoints_total", "Checkpoints by outcome.", {{"outcome", "ok"}})),
@@ -26,7 +27,16 @@ ServerMetrics::ServerMetrics(net::Metrics& metrics)
       checkpoint_seconds_(metrics.gauge("dmoe_checkpoint_seconds", "How long the last checkpoint took to write.")),
       queued_calls_(metrics.gauge("dmoe_expert_queued_calls", "Calls that wait for the device.")),
       queued_rows_(metrics.gauge("dmoe_expert_queued_rows", "Rows that wait for the device.")),
-      experts_(metrics.gauge("dmoe_experts", "Experts hosted now.")) {
+      experts_(metrics.gauge("dmoe_experts", "Experts hosted now.")),
+      gradient_norm_(metrics.gauge("dmoe_expert_gradient_norm", "2-norm of the latest gradient, before clipping.")),
+      staleness_(metrics.histogram("dmoe_expert_staleness_updates",
+                                   "Updates between a call's forward and backward pass, mean over a batch.",
+                                   {0, 1, 2, 4, 8, 16, 64, 256})),
+      evictions_{&metrics.counter("dmoe_expert_evictions_total", "Experts put on disk.", {{"outcome", "ok"}}),
+                 &metrics.counter("dmoe_expert_evictions_total", "Experts put on disk.", {{"outcome", "failed"}})},
+      revivals_{&metrics.counter("dmoe_expert_revivals_total", "Experts read back.", {{"outcome", "ok"}}),
+                &metrics.counter("dmoe_expert_revivals_total", "Experts read back.", {{"outcome", "failed"}})},
+      revival_seconds_(metrics.gauge("dmoe_expert_revival_seconds", "How long the last reading back took.")) {
   for (const auto direction : {Direction::kForward, Direction::kBackward}) {
     const std::string name = direction == Direction::kForward ? "forward" : "backward";
     auto& own = directions_[index(direction)];
@@ -58,6 +68,11 @@ void ServerMetrics::batch(const BatchReport& report) {
   own.batch_rows->Observe(static_cast<double>(report.rows));
   own.queue_seconds->Observe(std::chrono::duration<double>(report.waited).count());
   updates_.Increment(static_cast<double>(report.updates));
+  if (report.updates > 0) gradient_norm_.Set(report.backend->last_gradient_norm());
+  if (report.staleness_calls > 0) {
+    staleness_.Observe(static_cast<double>(report.staleness) / static_cast<double>(report.staleness_calls));
+  }
+  if (report.expert != nullptr && report.expert->meters != nullptr) report.expert->meters->batch(report);
 }
 
 void ServerMetrics::dropped(std::size_t tasks) { dropped_.Increment(static_cast<double>(tasks)); }
@@ -65,6 +80,13 @@ void ServerMetrics::dropped(std::size_t tasks) { dropped_.Increment(static_cast<
 void ServerMetrics::checkpoint(bool written, double seconds) {
   (written ? checkpoints_written_ : checkpoints_failed_).Increment();
   checkpoint_seconds_.Set(seconds);
+}
+
+void ServerMetrics::evicted(bool done) { evictions_[done ? 0 : 1]->Increment(); }
+
+void ServerMetrics::revived(bool done, double seconds) {
+  revivals_[done ? 0 : 1]->Increment();
+  revival_seconds_.Set(seconds);
 }
 
 void ServerMetrics::set_load(const Runtime::Load& load, std::size_t experts) {

@@ -1,6 +1,7 @@
 // What a server counts about its experts, for /metrics.
 #pragma once
 
+#include "expert_server/expert_meters.hpp"
 #include "expert_server/runtime.hpp"
 #include "net/metrics.hpp"
 
@@ -18,6 +19,10 @@ class ServerMetrics {
   void batch(const BatchReport& report);
   void dropped(std::size_t tasks);
   void checkpoint(bool written, double seconds);
+  void evicted(bool done);  ///< False: the disk refused.
+  void revived(bool done, double seconds);
+  ExpertMeters& expert(const std::string& uid) { return meters_.of(uid); }
+  void clear_queued() { meters_.clear_queued(); }
   void set_load(const Runtime::Load& load, std::size_t experts);
 
  private:
@@ -31,6 +36,7 @@ class ServerMetrics {
     prometheus::Histogram* queue_seconds = nullptr;
   };
 
+  ExpertMeterTable meters_;
   std::array<PerDirection, 2> directions_;
   prometheus::Counter& updates_;
   prometheus::Counter& dropped_;
@@ -40,6 +46,11 @@ class ServerMetrics {
   prometheus::Gauge& queued_calls_;
   prometheus::Gauge& queued_rows_;
   prometheus::Gauge& experts_;
+  prometheus::Gauge& gradient_norm_;
+  prometheus::Histogram& staleness_;
+  std::array<prometheus::Counter*, 2> evictions_;  ///< Done, failed.
+  std::array<prometheus::Counter*, 2> revivals_;
+  prometheus::Gauge& revival_seconds_;
 };
 
 }  // namespace dmoe::expert_server

@@ -32,6 +32,9 @@ net::HttpResponse experts(const StatusSources& sources) {
                     {"hidden_dim", backend.description().hidden_dim},
                     {"max_batch_size", backend.max_batch_size()},
                     {"updates", backend.updates()},
+                    {"resident", sources.host.runtime().is_resident(*expert)},
+                    {"queued_forward", sources.host.runtime().load(*expert, Direction::kForward).tasks},
+                    {"queued_backward", sources.host.runtime().load(*expert, Direction::kBackward).tasks},
                     {"gradient_norm", backend.last_gradient_norm()}});
   }
   return json_response(list);

@@ -1,6 +1,7 @@
 // One call on its way through a pool.
 #pragma once
 
+#include "expert_server/memory_budget.hpp"
 #include "net/error.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -39,6 +40,7 @@ struct Task {
   std::int64_t rows = 0;  ///< Dimension 0 of every tensor.
   TimePoint arrived;
   TimePoint deadline = TimePoint::max();
+  MemoryBudget::Lease memory;  ///< Given back when the task is gone: after its answer.
   std::unique_ptr<TaskReply> reply;
 };
 

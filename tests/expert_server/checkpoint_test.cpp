@@ -61,6 +61,53 @@ void flip_bit(const fs::path& path, std::uint64_t place) {
   file.put(byte);
 }
 
+/// Kills a process that saves for ever, at random moments, and looks at what is left each time.
+void kill_while_saving(int kills) {
+  const TemporaryFolder folder;
+  std::mt19937_64 random(dmoe::test::seed());
+  const auto snapshot = builtin("ffn", 64, plain_sgd())->snapshot();
+  const auto name = snapshot.description.uid;
+  std::uint64_t least = 0;
+  for (int round = 0; round < kills; ++round) {
+    int channel[2];
+    REQUIRE(::pipe(channel) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) {  // Saves for ever, and tells the number of each completed save.
+      CheckpointStore store(folder.path(), 2);
+      auto next = snapshot;
+      for (next.updates = least + 1;; ++next.updates) {
+        if (!store.save(next)) ::_exit(1);
+        if (::write(channel[1], &next.updates, sizeof(next.updates)) < 0) ::_exit(2);
+      }
+    }
+    ::close(channel[1]);
+    std::uint64_t completed = 0;
+    const auto rounds = 1 + random() % 4;
+    for (std::uint64_t i = 0; i < rounds; ++i) {
+      REQUIRE(::read(channel[0], &completed, sizeof(completed)) == sizeof(completed));
+    }
+    const auto spin = std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 1'500);
+    while (std::chrono::steady_clock::now() < spin) {
+    }
+    ::kill(child, SIGKILL);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    while (::read(channel[0], &completed, sizeof(completed)) == sizeof(completed)) {
+    }
+    ::close(channel[0]);
+    CheckpointStore store(folder.path(), 2);
+    const auto loaded = store.load(name);
+    REQUIRE(loaded.has_value());
+    REQUIRE(loaded->has_value());
+    CHECK((*loaded)->updates >= completed);
+    CHECK((*loaded)->updates <= completed + 1);
+    CHECK(same_bits((*loaded)->parameters, snapshot.parameters));
+    least = (*loaded)->updates;
+    for (const auto& file : files_of(folder.path())) CHECK_FALSE(is_temporary_name(file.filename().string()));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("an expert goes on from its checkpoint with the same bits", "[checkpoint]") {
@@ -248,49 +295,11 @@ TEST_CASE("d1 a disk that takes no more bytes leaves the process and the last ch
 }
 
 TEST_CASE("d2 a process killed while it saves leaves the last complete checkpoint", "[checkpoint][d2]") {
-  const TemporaryFolder folder;
-  std::mt19937_64 random(dmoe::test::seed());
-  const auto snapshot = builtin("ffn", 64, plain_sgd())->snapshot();
-  const auto name = snapshot.description.uid;
-  std::uint64_t least = 0;
-  for (int round = 0; round < 30; ++round) {
-    int channel[2];
-    REQUIRE(::pipe(channel) == 0);
-    const pid_t child = ::fork();
-    if (child == 0) {  // Saves for ever, and tells the number of each completed save.
-      CheckpointStore store(folder.path(), 2);
-      auto next = snapshot;
-      for (next.updates = least + 1;; ++next.updates) {
-        if (!store.save(next)) ::_exit(1);
-        if (::write(channel[1], &next.updates, sizeof(next.updates)) < 0) ::_exit(2);
-      }
-    }
-    ::close(channel[1]);
-    std::uint64_t completed = 0;
-    const auto rounds = 1 + random() % 4;
-    for (std::uint64_t i = 0; i < rounds; ++i) {
-      REQUIRE(::read(channel[0], &completed, sizeof(completed)) == sizeof(completed));
-    }
-    const auto spin = std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 1'500);
-    while (std::chrono::steady_clock::now() < spin) {
-    }
-    ::kill(child, SIGKILL);
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE(WIFSIGNALED(status));
-    while (::read(channel[0], &completed, sizeof(completed)) == sizeof(completed)) {
-    }
-    ::close(channel[0]);
-    CheckpointStore store(folder.path(), 2);
-    const auto loaded = store.load(name);
-    REQUIRE(loaded.has_value());
-    REQUIRE(loaded->has_value());
-    CHECK((*loaded)->updates >= completed);
-    CHECK((*loaded)->updates <= completed + 1);
-    CHECK(same_bits((*loaded)->parameters, snapshot.parameters));
-    least = (*loaded)->updates;
-    for (const auto& file : files_of(folder.path())) CHECK_FALSE(is_temporary_name(file.filename().string()));
-  }
+  kill_while_saving(30);
+}
+
+TEST_CASE("d2 a process killed 200 times while it saves leaves the last complete checkpoint", "[.long][d2]") {
+  kill_while_saving(200);
 }
 
 TEST_CASE("d11 a snapshot never mixes two steps", "[checkpoint][d11]") {

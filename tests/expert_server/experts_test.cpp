@@ -4,7 +4,6 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
-
 using namespace dmoe;
 using namespace dmoe::expert_server;
 using namespace dmoe::expert_server::test;

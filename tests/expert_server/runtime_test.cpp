@@ -44,6 +44,7 @@ std::shared_ptr<HostedExpert> plus_one(const std::string& name, const TaskPoolOp
 TEST_CASE("tasks that wait together are one batch", "[runtime]") {
   std::vector<std::int64_t> rows;
   Runtime runtime({.compute_threads = 1,
+                   .grouped = true,
                    .on_batch = [&](const BatchReport& report) { rows.push_back(report.rows); },
                    .on_dropped = {}});
   const auto expert = plus_one("test.0");
@@ -62,7 +63,7 @@ TEST_CASE("tasks that wait together are one batch", "[runtime]") {
 }
 
 TEST_CASE("the expert whose oldest task waits longest is served first", "[runtime]") {
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto first = plus_one("test.1");
   const auto second = plus_one("test.0");
   Answers answers(3);
@@ -79,7 +80,7 @@ TEST_CASE("the expert whose oldest task waits longest is served first", "[runtim
 
 TEST_CASE("expired tasks never reach the device", "[runtime]") {
   auto computed = std::make_shared<std::atomic<int>>(0);
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto expert = hosted(backend_of(std::make_unique<FunctionExpert>(3, [computed](const at::Tensor& x) {
     ++*computed;
     return x + 1;
@@ -98,7 +99,7 @@ TEST_CASE("expired tasks never reach the device", "[runtime]") {
 }
 
 TEST_CASE("a1 one throwing call leaves the device and other experts at work", "[runtime]") {
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto moody = hosted(backend_of(std::make_unique<FunctionExpert>(3, [](const at::Tensor& x) {
     if (x[0][0].item<float>() == 13) throw std::runtime_error("I fear 13");
     return x + 1;
@@ -118,7 +119,7 @@ TEST_CASE("a1 one throwing call leaves the device and other experts at work", "[
 }
 
 TEST_CASE("stopping serves what is queued and refuses what comes later", "[runtime]") {
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto expert = plus_one("test.0");
   Answers answers(2);
   auto queued = answers.task(0, {torch::zeros({1, 3})});
@@ -130,7 +131,7 @@ TEST_CASE("stopping serves what is queued and refuses what comes later", "[runti
 }
 
 TEST_CASE("without grace what is queued is told to go elsewhere", "[runtime]") {
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto expert = plus_one("test.0");
   Answers answers(1);
   Roadblock block(runtime);
@@ -144,7 +145,7 @@ TEST_CASE("without grace what is queued is told to go elsewhere", "[runtime]") {
 }
 
 TEST_CASE("a removed expert answers what waited and takes nothing more", "[runtime]") {
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto expert = plus_one("test.0");
   Answers answers(2);
   Roadblock block(runtime);
@@ -158,7 +159,7 @@ TEST_CASE("a removed expert answers what waited and takes nothing more", "[runti
 }
 
 TEST_CASE("many threads call many experts and each gets its own answer", "[runtime]") {
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   std::vector<std::shared_ptr<HostedExpert>> experts;
   for (int i = 0; i < 4; ++i) experts.push_back(plus_one("test." + std::to_string(i)));
   constexpr std::size_t kThreads = 4;
@@ -188,6 +189,7 @@ TEST_CASE("many threads call many experts and each gets its own answer", "[runti
 TEST_CASE("a company window is kept and a full batch does not wait for it", "[runtime]") {
   std::vector<std::size_t> tasks;
   Runtime runtime({.compute_threads = 1,
+                   .grouped = true,
                    .on_batch = [&](const BatchReport& report) { tasks.push_back(report.tasks); },
                    .on_dropped = {}});
   const auto expert = plus_one("test.0", {.max_batch_rows = 2, .batch_timeout = std::chrono::minutes{10}});
@@ -205,7 +207,7 @@ TEST_CASE("a quick expert that callers compute themselves is never computed twic
   auto inside = std::make_shared<std::atomic<int>>(0);
   auto clashes = std::make_shared<std::atomic<int>>(0);
   auto computed = std::make_shared<std::atomic<std::int64_t>>(0);
-  Runtime runtime({.compute_threads = 1, .on_batch = {}, .on_dropped = {}});
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto expert = hosted(backend_of(std::make_unique<FunctionExpert>(3, [=](const at::Tensor& x) {
     if (inside->fetch_add(1) != 0) ++*clashes;
     *computed += x.size(0);

@@ -311,6 +311,15 @@ TEST_CASE("options that do not fit are refused with the reason", "[server]") {
   CHECK(refused([](auto& o) { o.expert.hidden_dim = 0; }).find("hidden_dim") != std::string::npos);
 }
 
+TEST_CASE("g15 experts larger than the machine are refused with their size", "[server][g15]") {
+  auto options = small_server("ffn.[0:16]");
+  options.expert.hidden_dim = 65'536;
+  const auto refused = Server::start(options);
+  REQUIRE(refused.has_error());
+  CHECK(refused.error().code == Errc::kInvalidArgument);
+  CHECK(refused.error().message.find("GiB") != std::string::npos);
+}
+
 TEST_CASE("a port in use is a clear error", "[server]") {
   const auto server = started(small_server());
   auto options = small_server("other.[0:1]");

@@ -1,0 +1,132 @@
+// Rows of many callers in one batch against one row at a time, and small batches of many experts at once against one
+// expert after another.
+#include "bench/served_expert.hpp"
+#include "bench/suite.hpp"
+#include "expert_server/compute_threads.hpp"
+
+#include <torch/types.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <thread>
+
+namespace dmoe::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCallers = 64;
+constexpr int kBatchingRounds = 3;
+
+double seconds_of(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// A server and what `kCallers` threads do to it, again and again.
+class Setting {
+ public:
+  Setting(ClientThread& thread, expert_server::ExpertOptions expert, int experts, bool grouped)
+      : server_(serve(std::move(expert), "ffn.[0:" + std::to_string(experts) + "]",
+                      expert_server::effective_compute_threads(0), grouped)),
+        experts_(experts) {
+    for (int i = 0; i < kCallers; ++i) clients_.push_back(std::make_unique<ExpertClient>(thread, server_->port()));
+  }
+
+  void forward(int caller, const at::Tensor& x) { client(caller).forward(uid(caller), x); }
+  void backward(int caller, const at::Tensor& x, const at::Tensor& gradient) {
+    client(caller).backward(uid(caller), x, gradient);
+  }
+
+ private:
+  ExpertClient& client(int caller) { return *clients_[static_cast<std::size_t>(caller)]; }
+  std::string uid(int caller) const { return "ffn." + std::to_string(caller % experts_); }
+
+  std::unique_ptr<expert_server::Server> server_;
+  int experts_;
+  std::vector<std::unique_ptr<ExpertClient>> clients_;
+};
+
+/// Rows per second of all callers together, each of which repeats `step(caller)` for about `seconds`.
+double rate_of(const std::function<void(int)>& step, std::int64_t rows, double seconds) {
+  const auto start = Clock::now();
+  std::vector<std::future<std::int64_t>> callers;
+  for (int i = 0; i < kCallers; ++i) {
+    callers.push_back(std::async(std::launch::async, [&, i] {
+      std::int64_t steps = 0;
+      for (; steps == 0 || seconds_of(start) < seconds; ++steps) step(i);
+      return steps;
+    }));
+  }
+  std::int64_t steps = 0;
+  for (auto& caller : callers) steps += caller.get();
+  return static_cast<double>(steps * rows) / seconds_of(start);
+}
+
+/// The rates of several settings under the same load, measured by turns: a noisy neighbour meets all of them.
+template <std::size_t kCount>
+std::array<double, kCount> rates(const std::array<Setting*, kCount>& settings, std::int64_t rows, double seconds,
+                                 const std::function<void(Setting&, int)>& step) {
+  std::array<double, kCount> sums{};
+  for (int round = -1; round < kBatchingRounds; ++round) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const auto rate = rate_of([&](int caller) { step(*settings[i], caller); }, rows, round < 0 ? 0 : seconds);
+      if (round >= 0) sums[i] += rate / kBatchingRounds;
+    }
+  }
+  return sums;
+}
+
+/// `unbatched`: max_batch_size 1, products by torch; `unbatched_few_rows`: by the kernel for few rows.
+void measure_batching(const Options& options, Reporter& reporter, std::int64_t hidden) {
+  ClientThread thread;
+  expert_server::ExpertOptions expert;
+  expert.hidden_dim = hidden;
+  Setting batched(thread, expert, 1, true);
+  expert.max_batch_size = 1;
+  Setting unbatched(thread, expert, 1, false);
+  Setting few_rows(thread, expert, 1, true);
+  const auto x = torch::randn({1, hidden});
+  const std::array<Setting*, 3> settings{&batched, &unbatched, &few_rows};
+  const auto found = rates<3>(settings, 1, options.seconds, [&](Setting& s, int caller) { s.forward(caller, x); });
+  reporter.report("batching", {{"mode", "batched"},
+                               {"clients", kCallers},
+                               {"rows", 1},
+                               {"hidden", hidden},
+                               {"batched_rows_per_s", found[0]},
+                               {"unbatched_rows_per_s", found[1]},
+                               {"unbatched_few_rows_per_s", found[2]},
+                               {"ratio", found[0] / found[1]}});
+}
+
+void measure_grouping(const Options& options, Reporter& reporter, std::int64_t rows, std::int64_t hidden) {
+  ClientThread thread;
+  expert_server::ExpertOptions expert;
+  expert.hidden_dim = hidden;
+  Setting grouped(thread, expert, kCallers, true);
+  Setting separate(thread, expert, kCallers, false);
+  const auto x = torch::randn({rows, hidden});
+  const auto gradient = torch::randn({rows, hidden}) / static_cast<double>(rows);
+  const std::array<Setting*, 2> settings{&grouped, &separate};
+  const auto report = [&](const char* direction, const std::array<double, 2>& found) {
+    reporter.report("batching", {{"mode", "grouped"},
+                                 {"direction", direction},
+                                 {"experts", kCallers},
+                                 {"rows", rows},
+                                 {"hidden", hidden},
+                                 {"grouped_rows_per_s", found[0]},
+                                 {"separate_rows_per_s", found[1]},
+                                 {"ratio", found[0] / found[1]}});
+  };
+  report("forward", rates<2>(settings, rows, options.seconds, [&](Setting& s, int caller) { s.forward(caller, x); }));
+  report("forward_backward",
+         rates<2>(settings, rows, options.seconds, [&](Setting& s, int caller) { s.backward(caller, x, gradient); }));
+}
+
+}  // namespace
+
+void batching_suite(const Options& options, Reporter& reporter) {
+  if (!options.mode || *options.mode == "batched") measure_batching(options, reporter, 1'024);
+  if (!options.mode || *options.mode == "grouped") measure_grouping(options, reporter, 4, 256);
+}
+
+}  // namespace dmoe::bench

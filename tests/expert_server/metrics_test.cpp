@@ -1,0 +1,118 @@
+// What /metrics says of each expert, and what log lines look like.
+#include "expert_server/expert_meters.hpp"
+#include "expert_server/log_format.hpp"
+#include "expert_server/server.hpp"
+#include "expert_server/staleness.hpp"
+#include "tests/expert_server/fixtures.hpp"
+#include "tests/expert_server/http_get.hpp"
+#include "tests/expert_server/test_caller.hpp"
+#include "tests/support/catch.hpp"
+
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+#include <nlohmann/json.hpp>
+
+#include <sstream>
+
+using namespace dmoe;
+using namespace dmoe::expert_server;
+using namespace dmoe::expert_server::test;
+
+namespace {
+
+/// The value of the sample that begins with `series`, or -1.
+double value_of(const std::string& page, const std::string& series) {
+  const auto at = page.find("\n" + series + " ");
+  return at == std::string::npos ? -1 : std::stod(page.substr(at + series.size() + 2));
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("metrics tell of each expert what it did", "[metrics]") {
+  ServerOptions options;
+  options.listen = {"127.0.0.1", 0};
+  options.expert_pattern = "ffn.[0:2]";
+  options.expert.hidden_dim = 8;
+  options.compute_threads = 1;
+  options.seed = 7;
+  auto server = Server::start(options);
+  REQUIRE(server.has_value());
+  const net::Endpoint endpoint{"127.0.0.1", (*server)->port()};
+  TestCaller caller(endpoint);
+  const auto x = torch::randn({3, 8});
+  REQUIRE(caller.backward("ffn.1", {x}, {x}).has_value());
+  REQUIRE(caller.backward("ffn.1", {x}, {x}).has_value());
+  REQUIRE(caller.forward("ffn.1", {torch::randn({1, 9})}).has_error());
+  const auto page = http_get(endpoint, "/metrics").body;
+  const std::string backward = R"({direction="backward",expert="ffn.1"})";
+  CHECK(value_of(page, "dmoe_per_expert_rows_total" + backward) == 6);
+  CHECK(value_of(page, "dmoe_per_expert_batches_total" + backward) == 2);
+  CHECK(value_of(page, "dmoe_per_expert_device_seconds_total" + backward) > 0);
+  CHECK(value_of(page, "dmoe_per_expert_wait_seconds_total" + backward) >= 0);
+  CHECK(value_of(page, "dmoe_per_expert_queued_calls" + backward) == 0);
+  CHECK(value_of(page, R"(dmoe_per_expert_bytes_total{direction="backward",expert="ffn.1",way="in"})") == 384);
+  CHECK(value_of(page, R"(dmoe_per_expert_bytes_total{direction="backward",expert="ffn.1",way="out"})") == 192);
+  CHECK(value_of(page, R"(dmoe_per_expert_errors_total{code="invalidArgument",expert="ffn.1"})") == 1);
+  CHECK(value_of(page, R"(dmoe_per_expert_updates_total{expert="ffn.1"})") == 2);
+  CHECK(value_of(page, R"(dmoe_per_expert_gradient_norm{expert="ffn.1"})") > 0);
+  CHECK(value_of(page, R"(dmoe_per_expert_updates_total{expert="ffn.0"})") == 0);
+  CHECK(value_of(page, "dmoe_expert_call_memory_limit_bytes") > 0);
+  const auto experts = nlohmann::json::parse(http_get(endpoint, "/api/v1/experts").body);
+  CHECK(experts.at(0).at("resident") == true);
+  CHECK(experts.at(0).at("queued_forward") == 0);
+}
+
+TEST_CASE("however many experts there are the number of labels is bounded", "[metrics]") {
+  net::Metrics metrics;
+  ExpertMeterTable table(metrics, 3);
+  for (int i = 0; i < 50; ++i) table.of("ffn." + std::to_string(i)).received(Direction::kForward, 10);
+  table.of("ffn.1").received(Direction::kForward, 5);
+  const auto page = metrics.serialize();
+  CHECK(count_of(page, "dmoe_per_expert_updates_total{") == 4);
+  CHECK(value_of(page, R"(dmoe_per_expert_bytes_total{direction="forward",expert="ffn.1",way="in"})") == 15);
+  CHECK(value_of(page, R"(dmoe_per_expert_bytes_total{direction="forward",expert="other",way="in"})") == 470);
+}
+
+TEST_CASE("staleness counts the updates since a callers forward pass", "[metrics]") {
+  Staleness staleness;
+  staleness.forward(11, 5);
+  staleness.forward(0, 5);
+  CHECK(staleness.backward(11, 8) == std::optional<std::uint64_t>(3));
+  CHECK_FALSE(staleness.backward(0, 8));
+  CHECK_FALSE(staleness.backward(12, 8));
+  for (std::uint64_t seed = 100; seed < 1'000; ++seed) staleness.forward(seed, 9);
+  CHECK_FALSE(staleness.backward(11, 9));  // Forgotten: memory is bounded.
+  CHECK(staleness.backward(999, 9) == std::optional<std::uint64_t>(0));
+}
+
+TEST_CASE("a log line in JSON is one object whatever the message holds", "[log]") {
+  std::ostringstream stream;
+  spdlog::logger logger("server", std::make_shared<spdlog::sinks::ostream_sink_mt>(stream));
+  CHECK(parse_log_format("xml").has_error());
+  set_log_format(logger, parse_log_format("json").value());
+  logger.warn("a \"quoted\"\nsecond line \xff");
+  logger.info("plain");
+  std::istringstream lines(stream.str());
+  std::string line;
+  REQUIRE(std::getline(lines, line));
+  const auto first = nlohmann::json::parse(line);
+  CHECK(first.at("level") == "warning");
+  CHECK(first.at("logger") == "server");
+  CHECK(first.at("message") == "a \"quoted\"\nsecond line \xEF\xBF\xBD");
+  const auto time = first.at("time").get<std::string>();
+  CHECK(time.size() == 24);
+  CHECK(time.back() == 'Z');
+  REQUIRE(std::getline(lines, line));
+  CHECK(nlohmann::json::parse(line).at("message") == "plain");
+  CHECK_FALSE(std::getline(lines, line));
+  stream.str("");
+  set_log_format(logger, LogFormat::kText);
+  logger.info("for people");
+  CHECK(stream.str().find("info for people") != std::string::npos);
+}

@@ -1,0 +1,228 @@
+// More experts than fit memory, and calls that hold more memory than there is.
+#include "expert_server/expert_host.hpp"
+#include "expert_server/memory_budget.hpp"
+#include "expert_server/server.hpp"
+#include "tests/expert_server/fixtures.hpp"
+#include "tests/expert_server/http_get.hpp"
+#include "tests/expert_server/test_caller.hpp"
+#include "tests/support/catch.hpp"
+
+#include <atomic>
+#include <filesystem>
+#include <thread>
+
+using namespace dmoe;
+using namespace dmoe::expert_server;
+using namespace dmoe::expert_server::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// An SGD expert of width 8 whose updates can be counted by what it answers.
+ExpertHostOptions host_options(const std::filesystem::path& folder, std::size_t max_resident) {
+  ExpertHostOptions options;
+  options.expert.hidden_dim = 8;
+  options.checkpoints = folder;
+  options.keep_checkpoints = 1;
+  options.max_resident = max_resident;
+  options.compute_threads = 2;
+  options.seed = 5;
+  return options;
+}
+
+std::string name_of(std::size_t i) { return "ffn." + std::to_string(i); }
+
+std::size_t resident_experts(ExpertHost& host) {
+  std::size_t count = 0;
+  for (const auto& expert : host.table().all()) count += host.runtime().is_resident(*expert) ? 1 : 0;
+  return count;
+}
+
+Outcome call(ExpertHost& host, std::size_t i, const at::Tensor& x, bool backward) {
+  Answers answers(1);
+  auto task = backward ? answers.task(0, {x}, {torch::ones_like(x)}) : answers.task(0, {x});
+  const auto queued =
+      host.runtime().submit(host.table().find(name_of(i)), backward ? Direction::kBackward : Direction::kForward, task);
+  if (!queued) return queued.error();
+  if (!answers.wait_all()) return Error{Errc::kDeadlineExceeded, "no answer", {}};
+  return answers[0];
+}
+
+}  // namespace
+
+TEST_CASE("experts that do not fit memory lie on disk and come back when they are called", "[residency]") {
+  const TemporaryFolder few;
+  const TemporaryFolder all;
+  net::Metrics registry;
+  ServerMetrics metrics(registry);
+  constexpr std::size_t kExperts = 5;
+  ExpertHost host(host_options(few.path(), 2), metrics);
+  ExpertHost reference(host_options(all.path(), 0), metrics);
+  for (std::size_t i = 0; i < kExperts; ++i) {
+    REQUIRE(host.load(uid(name_of(i))).has_value());
+    REQUIRE(reference.load(uid(name_of(i))).has_value());
+  }
+  CHECK(resident_experts(host) <= 2);
+  const auto x = torch::randn({3, 8});
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < kExperts; ++i) {
+      for (const bool backward : {false, true}) {
+        const auto mine = call(host, i, x, backward);
+        const auto theirs = call(reference, i, x, backward);
+        INFO((mine ? std::string() : mine.error().message));
+        REQUIRE(mine.has_value());
+        CHECK(same_bits(mine.value()[0], theirs.value()[0]));
+      }
+      CHECK(resident_experts(host) <= 2);
+      CHECK(host.table().find(name_of(i))->backend->updates() == std::uint64_t(round) + 1);
+    }
+  }
+}
+
+TEST_CASE("many callers of more experts than fit memory are all answered", "[residency]") {
+  for (const std::size_t max_resident : {1U, 2U}) {
+    const TemporaryFolder folder;
+    net::Metrics registry;
+    ServerMetrics metrics(registry);
+    constexpr std::size_t kExperts = 4;
+    constexpr int kCalls = 15;
+    ExpertHost host(host_options(folder.path(), max_resident), metrics);
+    for (std::size_t i = 0; i < kExperts; ++i) REQUIRE(host.load(uid(name_of(i))).has_value());
+    std::atomic<int> failed{0};
+    std::vector<std::thread> callers;
+    for (std::size_t c = 0; c < 2 * kExperts; ++c) {
+      callers.emplace_back([&, c] {
+        for (int i = 0; i < kCalls; ++i) {
+          if (!call(host, c % kExperts, torch::ones({1, 8}), true)) ++failed;
+        }
+      });
+    }
+    for (auto& caller : callers) caller.join();
+    CHECK(failed == 0);
+    std::uint64_t updates = 0;
+    for (const auto& expert : host.table().all()) updates += expert->backend->updates();
+    CHECK(updates > 0);
+    CHECK(updates <= 2 * kExperts * kCalls);
+  }
+}
+
+TEST_CASE("an expert whose file is gone fails its callers and no others", "[residency]") {
+  const TemporaryFolder folder;
+  net::Metrics registry;
+  ServerMetrics metrics(registry);
+  ExpertHost host(host_options(folder.path(), 1), metrics);
+  REQUIRE(host.load(uid("ffn.0")).has_value());
+  REQUIRE(host.load(uid("ffn.1")).has_value());
+  std::filesystem::remove_all(folder.path() / "ffn.0");
+  const auto lost = call(host, 0, torch::ones({1, 8}), false);
+  REQUIRE(lost.has_error());
+  CHECK(lost.error().code == Errc::kUnavailable);
+  CHECK(call(host, 1, torch::ones({1, 8}), false).has_value());
+}
+
+TEST_CASE("what waits for an expert on disk is answered when the server stops", "[residency]") {
+  const TemporaryFolder folder;
+  net::Metrics registry;
+  ServerMetrics metrics(registry);
+  ExpertHost host(host_options(folder.path(), 1), metrics);
+  for (std::size_t i = 0; i < 3; ++i) REQUIRE(host.load(uid(name_of(i))).has_value());
+  Answers answers(12);
+  for (std::size_t i = 0; i < 12; ++i) {
+    auto task = answers.task(i, {torch::ones({1, 8})});
+    REQUIRE(host.runtime().submit(host.table().find(name_of(i % 3)), Direction::kForward, task).has_value());
+  }
+  host.stop(0ms);
+  CHECK(answers.wait_all());
+}
+
+TEST_CASE("a budget gives out what it has and takes it back", "[memory]") {
+  const auto budget = std::make_shared<MemoryBudget>(100);
+  auto first = budget->take(60);
+  CHECK(first);
+  CHECK_FALSE(budget->take(50));
+  CHECK_FALSE(budget->take(30, 20));
+  {
+    const auto second = budget->take(40);
+    CHECK(second);
+    CHECK(budget->used() == 100);
+  }
+  CHECK(budget->used() == 60);
+  auto moved = std::move(first);
+  CHECK(budget->used() == 60);
+  moved = MemoryBudget::Lease();
+  first = MemoryBudget::Lease();
+  CHECK(budget->used() == 0);
+  CHECK_FALSE(budget->take(MemoryBudget::kUnlimited));
+}
+
+TEST_CASE("calls are refused with a time to come back before memory runs out", "[memory][server]") {
+  ServerOptions options;
+  options.listen = {"127.0.0.1", 0};
+  options.expert_pattern = "ffn.[0:1]";
+  options.expert.hidden_dim = 1'024;
+  options.expert.max_batch_size = 256;
+  options.compute_threads = 1;
+  options.seed = 7;
+  options.max_connections = 16;
+  options.max_memory = 9UL * 1024 * 1024;  // Half of it is for the batch: two calls of 1 MiB and their answers.
+  auto server = Server::start(options);
+  REQUIRE(server.has_value());
+  const net::Endpoint endpoint{"127.0.0.1", (*server)->port()};
+  std::atomic<int> answered{0};
+  std::atomic<int> refused{0};
+  std::atomic<int> other{0};
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 8; ++c) {
+    callers.emplace_back([&] {
+      TestCaller caller(endpoint);
+      for (int i = 0; i < 4; ++i) {
+        const auto outcome = caller.forward("ffn.0", {torch::zeros({256, 1'024})});
+        if (outcome) {
+          ++answered;
+        } else if (outcome.error().code == Errc::kOverloaded && outcome.error().retry_after.value_or(0ms) > 0ms) {
+          ++refused;
+        } else {
+          ++other;
+        }
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  CHECK(answered > 0);
+  CHECK(refused > 0);  // Eight callers, room for two.
+  CHECK(other == 0);
+  TestCaller caller(endpoint);
+  CHECK(caller.forward("ffn.0", {torch::zeros({256, 1'024})}).has_value());  // All was given back.
+  options.max_memory = 1'000'000;
+  CHECK(Server::start(options).error().code == Errc::kInvalidArgument);
+  options.max_memory = 0;
+  options.max_resident_experts = 2;
+  CHECK(Server::start(options).error().message.find("data_dir") != std::string::npos);
+}
+
+TEST_CASE("a server with more experts than it may hold announces and answers all of them", "[residency][server]") {
+  const TemporaryFolder folder;
+  ServerOptions options;
+  options.listen = {"127.0.0.1", 0};
+  options.expert_pattern = "ffn.[0:6]";
+  options.expert.hidden_dim = 8;
+  options.compute_threads = 1;
+  options.seed = 7;
+  options.data_dir = folder.path();
+  options.max_resident_experts = 2;
+  auto server = Server::start(options);
+  REQUIRE(server.has_value());
+  CHECK((*server)->experts().size() == 6);
+  TestCaller caller({"127.0.0.1", (*server)->port()});
+  const auto x = torch::randn({2, 8});
+  std::vector<at::Tensor> answers;
+  for (std::size_t i = 0; i < 6; ++i) answers.push_back(caller.forward(name_of(i), {x}).value()[0]);
+  CHECK((*server)->checkpoint().has_value());
+  (*server)->stop();
+  server->reset();
+  options.max_resident_experts = 0;
+  auto again = Server::start(options);
+  REQUIRE(again.has_value());
+  TestCaller second({"127.0.0.1", (*again)->port()});
+  for (std::size_t i = 0; i < 6; ++i) CHECK(same_bits(second.forward(name_of(i), {x}).value()[0], answers[i]));
+}
