@@ -36,7 +36,8 @@ bool Lookup::take_record(Search& search, const wire::TravellingRecord& travellin
 
 void Lookup::take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found) {
   Search& search = searches_[index];
-  if (search.done || found.records.empty()) return;
+  if (search.done || found.records.empty() || (found.cached && !copies_will_do())) return;
+  search.cached = search.cached || found.cached;
   const auto got = static_cast<std::uint32_t>(found.records.size());
   const std::uint32_t total = std::min<std::uint32_t>(found.total, 1U << 16U);
   const auto gathering = std::make_shared<Gathering>();

@@ -16,9 +16,9 @@ constexpr std::size_t kSliceKeys = 128;
 
 }  // namespace
 
-Replicator::Replicator(NodeCore& core, Publisher& publisher)
+Replicator::Replicator(NodeCore& core)
     : core_(core),
-      publisher_(publisher),
+      hand_over_(core),
       next_newcomers_(core.clock.now()),
       next_periodic_(core.clock.now() + core.jittered(kPeriod)) {}
 
@@ -30,8 +30,11 @@ void Replicator::on_new_contact(const NodeId& id) {
 
 void Replicator::tick() {
   const TimePoint now = core_.clock.now();
-  if (running_ || core_.client) return;
-  if (!newcomers_.empty() && now >= next_newcomers_) {
+  if (running_ || (core_.client && !leaving_)) return;
+  farewell_ = std::exchange(leaving_, false);
+  if (farewell_) {
+    everybody_ = true;
+  } else if (!newcomers_.empty() && now >= next_newcomers_) {
     serving_ = std::exchange(newcomers_, {});
     everybody_ = false;
   } else if (now >= next_periodic_) {
@@ -43,6 +46,11 @@ void Replicator::tick() {
   running_ = true;
   cursor_.reset();
   slice();
+}
+
+void Replicator::leave() {
+  leaving_ = true;
+  if (!running_) tick();
 }
 
 void Replicator::slice() {
@@ -74,10 +82,10 @@ void Replicator::hand_over(const Key& key) {
   const TimePoint now = core_.clock.now();
   std::vector<LiveRecord> records;
   core_.store.visit(key, now, 0, [&](const LiveRecord& live) {
-    if (!everybody_ || live.deadline - now > kLongLived) records.push_back(live);
+    if (!everybody_ || farewell_ || live.deadline - now > kLongLived) records.push_back(live);
     return true;
   });
-  for (const wire::NodeInfo& node : to) publisher_.hand_over(records, node);
+  for (const wire::NodeInfo& node : to) hand_over_.send(records, node);
 }
 
 }  // namespace dmoe::dht

@@ -1,7 +1,7 @@
 // Keeps every record on the nodes nearest to its key as nodes come and go. Private to dht.
 #pragma once
 
-#include "dht/publisher.hpp"
+#include "dht/hand_over.hpp"
 
 #include <optional>
 #include <unordered_set>
@@ -12,20 +12,24 @@ namespace dmoe::dht {
 /// records are handed to all holders now and then as well, for those that vanished without a newcomer.
 class Replicator {
  public:
-  Replicator(NodeCore& core, Publisher& publisher);
+  explicit Replicator(NodeCore& core);
 
   void on_new_contact(const NodeId& id);
   void tick();
+  /// This node ceases to be a holder: all that it holds goes to those that remain.
+  void leave();
 
  private:
   void slice();
   void hand_over(const Key& key);
 
   NodeCore& core_;
-  Publisher& publisher_;
+  HandOver hand_over_;
   std::unordered_set<NodeId> newcomers_;  // Since the last round.
   std::unordered_set<NodeId> serving_;    // Whom this round is for.
   bool everybody_ = false;                // This round is the periodic one.
+  bool leaving_ = false;                  // One more round, with everything.
+  bool farewell_ = false;                 // This round is that one.
   bool running_ = false;
   std::optional<Key> cursor_;
   TimePoint next_newcomers_;
