@@ -45,7 +45,8 @@ double middle(std::vector<double> samples, double share) { return rounded(percen
 /// them, in one walk (the bound of the exact beam search: at first these are all), then what is left, if anything.
 class Selection {
  public:
-  Selection(sim::World& world, sim::Host& host) : world_(world), directory_(host.node()), row_(kGrid), column_(kGrid) {
+  Selection(sim::World& world, sim::Host& host, std::string grid)
+      : world_(world), directory_(host.node()), grid_(std::move(grid)), row_(kGrid), column_(kGrid) {
     for (double& logit : row_) logit = world.uniform();
     for (double& logit : column_) logit = world.uniform();
   }
@@ -67,7 +68,7 @@ class Selection {
       return;
     }
     std::vector<ExpertPrefix> prefixes;
-    for (const Coordinate i : wanted) prefixes.push_back({"ffn", {i}});
+    for (const Coordinate i : wanted) prefixes.push_back({grid_, {i}});
     directory_.list(prefixes, world_.now() + 30s, [this, wanted](std::vector<Result<dht::PrefixListing>> listings) {
       for (std::size_t at = 0; at < listings.size(); ++at) {
         auto& live = cache_[wanted[at]];
@@ -100,6 +101,7 @@ class Selection {
 
   sim::World& world_;
   dht::ExpertDirectory directory_;
+  std::string grid_;
   std::vector<double> row_;
   std::vector<double> column_;
   std::map<Coordinate, std::vector<Coordinate>> cache_;
@@ -112,17 +114,24 @@ class Network {
  public:
   Network(std::size_t nodes, std::uint64_t seed) : world_(seed) {
     // Joins every few milliseconds, many of them under way at once, then quiet.
-    world_.grow(nodes, std::max<dht::Duration>(2ms, 20s / static_cast<int>(nodes)), 60s);
+    world_.grow(nodes, std::max<dht::Duration>(2ms, 20s / static_cast<int>(nodes)), 30s);
     publish();
-    experts_ = kServers * 8;
-    announce("ffn", kServers, 8, kGrid);
+    experts_ = 2 * kServers * 8;
+    announce("ffn", kServers, 8, kGrid, false);
+    announce("scattered", kServers, 8, kGrid, true);
     if (nodes < kManyNodes) return;
     experts_ = std::size_t{kOthersGrid} * kOthersGrid;
-    announce("other", kOthersServers, experts_ / kOthersServers, kOthersGrid);
-    experts_ += kServers * 8;
+    announce("other", kOthersServers, experts_ / kOthersServers, kOthersGrid, false);
+    experts_ += 2 * kServers * 8;
   }
 
   std::uint64_t datagrams() const { return world_.datagrams; }
+  /// In the table of an average node.
+  std::size_t contacts() {
+    std::size_t all = 0;
+    for (std::size_t i = 0; i < world_.size(); ++i) all += world_.host(i).node().stats().known_nodes;
+    return all / world_.size();
+  }
 
   void kill(double share) {
     for (std::size_t i = 0; i < world_.size(); ++i) {
@@ -143,7 +152,8 @@ class Network {
 
   nlohmann::ordered_json measure(const std::string& name) {
     const auto [find_times, success, datagrams] = finds();
-    const auto [cold, warm] = selections();
+    const auto [cold, warm] = selections("ffn");
+    const auto scattered = selections("scattered").first;
     return {{"scenario", name},
             {"nodes", world_.size()},
             {"experts", experts_},
@@ -153,7 +163,8 @@ class Network {
             {"find_success", success},
             {"datagrams_per_find", rounded(datagrams)},
             {"top4_cold_ms", middle(cold, 0.5)},
-            {"top4_warm_ms", middle(warm, 0.5)}};
+            {"top4_warm_ms", middle(warm, 0.5)},
+            {"top4_scattered_cold_ms", middle(scattered, 0.5)}};
   }
 
  private:
@@ -179,8 +190,9 @@ class Network {
     world_.run_until([&] { return done == kKeys; });
   }
 
-  /// Live experts spread evenly over a square grid, column by column.
-  void announce(const std::string& grid, std::size_t servers, std::size_t each, Coordinate side) {
+  /// Live experts in all cells of a square grid. A server's lie side by side in a row, as a pattern such as
+  /// ffn.[3:4].[0:8] names them; or scattered, one in each of several rows, so that a row has many servers.
+  void announce(const std::string& grid, std::size_t servers, std::size_t each, Coordinate side, bool scattered) {
     std::vector<std::unique_ptr<dht::ExpertDirectory>> directories;
     std::size_t done = 0;
     for (std::size_t s = 0; s < servers; ++s) {
@@ -188,7 +200,8 @@ class Network {
       std::vector<ExpertUid> uids;
       for (std::size_t e = 0; e < each; ++e) {
         const auto cell = static_cast<Coordinate>(s * each + e);
-        uids.push_back({grid, {cell % side, cell / side}});
+        const Coordinate row = scattered ? cell % side : cell / side;
+        uids.push_back({grid, {row, scattered ? cell / side : cell % side}});
       }
       directories.back()->announce(std::move(uids), {{"203.0.113.5", 4040}}, 4h,
                                    [&done](const Result<dht::AnnounceReport>&) { ++done; });
@@ -225,12 +238,12 @@ class Network {
   }
 
   /// Times of selections from random nodes: cold, and again with what each of them has cached.
-  std::pair<std::vector<double>, std::vector<double>> selections() {
+  std::pair<std::vector<double>, std::vector<double>> selections(const std::string& grid) {
     std::vector<std::unique_ptr<Selection>> all;
     std::vector<double> cold;
     std::vector<double> warm;
     for (std::size_t i = 0; i < kSelections; ++i) {
-      all.push_back(std::make_unique<Selection>(world_, some_node()));
+      all.push_back(std::make_unique<Selection>(world_, some_node(), grid));
       all.back()->start();
       world_.run_for(kSelectionSpacing);
     }
@@ -290,7 +303,8 @@ nlohmann::ordered_json in_a_copy(const std::function<nlohmann::ordered_json()>& 
 void dht_sim_suite(const Options& options, Reporter& reporter) {
   const std::size_t nodes = options.nodes.value_or(100);
   Network network(nodes, options.seed);
-  reporter.note(std::to_string(network.datagrams()) + " datagrams until the network was settled and filled");
+  reporter.note(std::to_string(network.datagrams()) + " datagrams until the network was settled and filled, " +
+                std::to_string(network.contacts()) + " contacts a node");
   const std::pair<std::string, std::function<void()>> scenarios[] = {
       {"none", [] {}},
       {"dead30", [&] { network.kill(0.3); }},

@@ -12,7 +12,7 @@ constexpr std::chrono::seconds kAssemblyLife{15};
 constexpr std::size_t kMaxChallenges = 16;
 constexpr std::chrono::minutes kHeardLately{2};  // Who is asked to knock should be there.
 constexpr std::size_t kMaxAllowances = 4'096;
-constexpr std::size_t kFewAllowances = 128;
+constexpr std::size_t kFewAllowances = 512;
 // Tokens a host gets a second, and may save up. A signature costs one: 36 us here.
 constexpr double kTokensPerSecond = 64;
 constexpr double kTokenBurst = 512;
@@ -237,7 +237,9 @@ void Answerer::answer_store(const Address& source, const wire::Store& store, boo
   for (const wire::TravellingRecord& travelling : store.records) {
     reply.acks.push_back(trusted ? keep(source, travelling) : wire::Ack::kBadCookie);
   }
-  if (!store.want_nodes || !trusted) return;
+  // Whoever comes to the wrong one is told the right ones.
+  const bool lost = std::find(reply.acks.begin(), reply.acks.end(), wire::Ack::kNotHolder) != reply.acks.end();
+  if ((!store.want_nodes && !lost) || !trusted || core_.client) return;
   for (const wire::TravellingRecord& travelling : store.records) {
     add_nodes(core_.table.closest(travelling.record.key.bytes, kReplication), room, reply);
   }

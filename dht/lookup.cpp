@@ -7,6 +7,7 @@ namespace dmoe::dht {
 namespace {
 
 constexpr std::size_t kMaxCandidates = 64;    // Per key: several times what a walk of ten thousand nodes needs.
+constexpr std::size_t kFew = 2;               // Holders that will do where the others seem to be dead.
 constexpr std::size_t kCountedPerSubnet = 2;  // Among the nearest.
 constexpr std::size_t kKeptPerSubnet = 24;
 constexpr Duration kHedgeIsCheap = std::chrono::milliseconds{10};
@@ -98,9 +99,15 @@ std::size_t Lookup::slots(const Search& search) const {
 }
 
 Lookup::Candidate* Lookup::next_to_ask(Search& search) {
-  const auto busy = std::count_if(search.candidates.begin(), search.candidates.end(),
-                                  [](const Candidate& c) { return c.state == State::kAsked; });
-  if (static_cast<std::size_t>(busy) >= slots(search)) return nullptr;
+  // Whoever is asked but no longer among the nearest known is not waited for: the walk has got beyond it.
+  std::size_t busy = 0;
+  std::size_t nearest = 0;
+  for (const Candidate& known : search.candidates) {
+    if (known.state == State::kFailed || known.state == State::kSlow) continue;
+    if (known.state == State::kAsked) ++busy;
+    if (++nearest >= options_.width) break;
+  }
+  if (busy >= slots(search)) return nullptr;
   // Crowds come last: where the others are enough, nobody needs them.
   for (const bool even_crowd : {false, true}) {
     bool enough = false;
@@ -222,6 +229,7 @@ void Lookup::set_state(const NodeId& id, const std::vector<std::size_t>& indices
     Source& source = sources_[known->source];
     if (known->source != 0) {
       if (state == State::kAnswered) ++source.good;
+      if (state == State::kAnswered && known->state == State::kSlow) --source.bad;  // It was there, only late.
       if (known->state == State::kAsked && state != State::kAnswered) ++source.bad;
     }
     known->state = state;
@@ -258,14 +266,26 @@ void Lookup::finish_if_done(std::size_t index) {
   if (search.done || search.gathering != 0) return;
   const bool enough = options_.want_records && options_.quorum != 0 && search.holders >= options_.quorum;
   if (enough || search.grace_over || is_exhausted(search)) return finish(index, false);
-  if (options_.enough != 0 && search.holders >= options_.enough) begin_grace(index);
+  if (options_.enough == 0) return;
+  if (search.holders >= options_.enough || (search.holders >= kFew && only_silent_left(search))) begin_grace(index);
 }
 
-/// Half a usual round trip for who is late: of eight answers the last takes three times as long as the fourth.
+/// Whether whoever among the nearest has not answered is past its usual time: dead, as likely as not.
+bool Lookup::only_silent_left(const Search& search) const {
+  std::size_t answered = 0;
+  for (const Candidate& known : search.candidates) {
+    if (known.state == State::kFailed || known.state == State::kSlow) continue;
+    if (known.state != State::kAnswered) return false;
+    if (++answered >= options_.width) return true;
+  }
+  return true;
+}
+
+/// A quarter of a usual round trip for who is late: of eight answers the last takes three times as long as the fourth.
 void Lookup::begin_grace(std::size_t index) {
   if (std::exchange(searches_[index].in_grace, true)) return;
   const auto mean = std::chrono::duration<float, std::micro>(context_.book.everybody().mean_us);
-  const Duration grace = std::max(kShortestGrace, std::chrono::duration_cast<Duration>(mean / 2));
+  const Duration grace = std::max(kShortestGrace, std::chrono::duration_cast<Duration>(mean / 4));
   context_.clock.schedule(context_.clock.now() + grace, [weak = weak_from_this(), index] {
     const auto self = weak.lock();
     if (!self) return;

@@ -100,7 +100,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     NodeId id;
     int good = 0;
     int bad = 0;
-    bool suspect() const noexcept { return bad >= 2 && bad > good; }
+    bool suspect() const noexcept { return bad >= 3 && bad > good; }
   };
 
   bool crowded(Search& search, std::uint64_t subnet, std::vector<Candidate>::iterator& place);
@@ -118,6 +118,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   Candidate* candidate(Search& search, const NodeId& id);
   void on_answer(const wire::NodeInfo& node, const std::vector<std::size_t>& indices, const wire::Reply& reply);
   void finish_if_done(std::size_t index);
+  bool only_silent_left(const Search& search) const;
   void begin_grace(std::size_t index);
   void finish(std::size_t index, bool by_deadline);
 

@@ -16,8 +16,12 @@ constexpr Duration kBeaconKnownPause = 5min;  // An initial peer that answered: 
 constexpr Duration kSilence = 12s;            // Nobody heard for so long: ask some whether they are there.
 constexpr std::size_t kLifelinePings = 8;     // When those are not: so many of the lifeline at a time.
 constexpr std::size_t kSilencePings = 3;
+constexpr Duration kClientSilence = 5min;
 constexpr Duration kSelfLookPeriod = 60s;
 constexpr Duration kBucketIdle = 15min;
+constexpr int kWideLooks = 4;  // One for each 32 places of the first bucket, and half of it for the next.
+constexpr int kWideDepth = 5;
+constexpr int kNeighbourhood = 3;
 constexpr Duration kTrustUnheard = 60s;  // The stalest entry of a full bucket is pinged after this.
 
 }  // namespace
@@ -189,14 +193,15 @@ void Membership::look_for_self(const std::vector<wire::NodeInfo>& seeds) {
   looking_for_self_ = true;
   LookupOptions options;
   options.want_records = false;
-  options.width = kBucketSize;
+  // The early repeats only look for who joined in the same moment.
+  options.width = early_looks_ == 1 || early_looks_ == 2 ? kReplication : kBucketSize;
   core_.look_up(
       {Key{core_.self.bytes}}, options,
       [this](std::size_t, LookupOutcome) {
         looking_for_self_ = false;
         // One refresh of the buckets once there is somebody to ask; two early repeats find those who joined meanwhile.
         if (!std::exchange(buckets_filled_, core_.table.size() != 0)) {
-          for (int bucket = 0; bucket < core_.table.depth(); ++bucket) refresh(bucket);
+          fill_buckets();
         }
         // A client has no neighbours that need to know it.
         const Duration period = core_.client ? kBucketIdle : kSelfLookPeriod;
@@ -205,6 +210,18 @@ void Membership::look_for_self(const std::vector<wire::NodeInfo>& seeds) {
         next_self_look_ = core_.clock.now() + core_.jittered(pause);
       },
       seeds);
+}
+
+/// The first buckets have more places than one walk names nodes for; a small network, and a client, do without.
+void Membership::fill_buckets() {
+  const int depth = core_.table.depth();
+  const bool wide = !core_.client && depth >= kWideDepth;
+  for (int bucket = 0; bucket < depth; ++bucket) {
+    // The deepest were filled by the search for the own neighbours.
+    const bool found = wide && bucket + kNeighbourhood >= depth;
+    const int looks = found ? 0 : wide && bucket < 3 ? kWideLooks >> bucket : 1;
+    for (int look = 0; look < looks; ++look) refresh(bucket);
+  }
 }
 
 void Membership::refresh(int bucket) {
@@ -216,7 +233,7 @@ void Membership::refresh(int bucket) {
 void Membership::tick() {
   const TimePoint now = core_.clock.now();
   try_beacons();
-  if (!lifeline_.empty() && now - core_.last_heard > kSilence && now >= next_rejoin_) seek_contact();
+  if (!lifeline_.empty() && now - core_.last_heard > silence() && now >= next_rejoin_) seek_contact();
   if (core_.table.size() == 0) return;
   if (preparing_ && !may_join_) return;
   if (now >= next_self_look_ && !looking_for_self_) look_for_self({});
@@ -229,6 +246,17 @@ void Membership::tick() {
       return;  // One a minute.
     }
   }
+}
+
+/// Nobody asks a client anything. Its table stays good as long as it asks nobody; and the fewer it writes to, the more
+/// strangers there are who can tell whether they reach it.
+Duration Membership::silence() const {
+  return core_.client && core_.table.size() != 0 && !lost_ ? kClientSilence : kSilence;
+}
+
+void Membership::look_soon() {
+  early_looks_ = 0;
+  next_self_look_ = core_.clock.now();
 }
 
 /// Silence may be idleness: some are asked whether they are there. Only when none of them is was there an outage, after
@@ -248,7 +276,7 @@ void Membership::seek_contact() {
       buckets_filled_ = false;
       on_beacon(message.sender_id, address);
     };
-    ping.on_failure = [this] { lost_ = lost_ || core_.clock.now() - core_.last_heard > kSilence; };
+    ping.on_failure = [this] { lost_ = lost_ || core_.clock.now() - core_.last_heard > silence(); };
     core_.requests.start(std::move(ping));
   }
 }

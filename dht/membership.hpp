@@ -27,6 +27,8 @@ class Membership {
   bool joining() const noexcept { return !contacted_ && !beacons_.empty(); }
   /// Runs `action` at the first contact, or at once after it.
   void when_contacted(std::function<void()> action);
+  /// Lets the neighbours know of this node: it became one of them.
+  void look_soon();
   /// Runs what waits for a contact: there will be none.
   void stop();
 
@@ -53,7 +55,9 @@ class Membership {
   void remember(const Address& address);
   void look_for_self(const std::vector<wire::NodeInfo>& seeds);
   void refresh(int bucket);
+  void fill_buckets();
   void seek_contact();
+  Duration silence() const;
   bool in_table(const Address& address) const;
   Key random_key_in(int bucket);
 

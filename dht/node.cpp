@@ -325,7 +325,11 @@ void Node::Impl::on_reach_verdict(Reach reach) {
 void Node::Impl::set_client(bool client) {
   if (std::exchange(core_.client, client) == client) return;
   core_.requests.set_client(client);
-  if (client) replicator_.leave();
+  if (client) {
+    replicator_.leave();
+  } else {
+    membership_.look_soon();
+  }
 }
 
 Node::Node(DatagramNetwork& network, Clock& clock, RandomSource random, RecordStore& store, const Signer& signer,

@@ -47,8 +47,8 @@ struct FindOptions {
   /// Holders whose records are merged before the search ends. 1: the first valid answer; 0: all that the 8 nearest
   /// have.
   std::size_t quorum = 1;
-  /// Of a larger quorum, so many will do when the others are late: once so many gave records, the rest has half a usual
-  /// round trip left. 0: all are waited for.
+  /// Of a larger quorum, so many will do when the others are late: once so many gave records, the rest has a quarter
+  /// of a usual round trip left. 0: all are waited for.
   std::size_t enough = 0;
   /// With a quorum of 1, a copy that an earlier search left on the path will do: up to a minute old, it may miss newer
   /// records and withdrawals.

@@ -9,6 +9,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kGather = 2s;  // Newcomers of this long share a round.
+constexpr Duration kAgain = 30s;
 constexpr Duration kPeriod = 10min;
 constexpr Duration kLongLived = 5min;  // Shorter ones are renewed by their publishers before a period is over.
 constexpr Duration kSlicePause = 20ms;
@@ -20,6 +21,7 @@ Replicator::Replicator(NodeCore& core)
     : core_(core),
       hand_over_(core),
       next_newcomers_(core.clock.now()),
+      next_again_(core.clock.now()),
       next_periodic_(core.clock.now() + core.jittered(kPeriod)) {}
 
 void Replicator::on_new_contact(const NodeId& id) {
@@ -36,6 +38,11 @@ void Replicator::tick() {
     everybody_ = true;
   } else if (!newcomers_.empty() && now >= next_newcomers_) {
     serving_ = std::exchange(newcomers_, {});
+    if (again_.empty()) next_again_ = now + kAgain;
+    again_.insert(serving_.begin(), serving_.end());
+    everybody_ = false;
+  } else if (!again_.empty() && now >= next_again_) {
+    serving_ = std::exchange(again_, {});
     everybody_ = false;
   } else if (now >= next_periodic_) {
     next_periodic_ = now + core_.jittered(kPeriod);

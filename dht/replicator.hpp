@@ -8,8 +8,9 @@
 
 namespace dmoe::dht {
 
-/// A new contact nearer to a key than this node gets its records, from the nearest of the old holders only. Long-lived
-/// records are handed to all holders now and then as well, for those that vanished without a newcomer.
+/// A new contact nearer to a key than this node gets its records, from the nearest of the old holders only; and again
+/// after half a minute, since that holder may have been a newcomer itself a moment before, still without them.
+/// Long-lived records are handed to all holders now and then as well, for those that vanished without a newcomer.
 class Replicator {
  public:
   explicit Replicator(NodeCore& core);
@@ -26,6 +27,7 @@ class Replicator {
   NodeCore& core_;
   HandOver hand_over_;
   std::unordered_set<NodeId> newcomers_;  // Since the last round.
+  std::unordered_set<NodeId> again_;      // Served once, and to be served again.
   std::unordered_set<NodeId> serving_;    // Whom this round is for.
   bool everybody_ = false;                // This round is the periodic one.
   bool leaving_ = false;                  // One more round, with everything.
@@ -33,6 +35,7 @@ class Replicator {
   bool running_ = false;
   std::optional<Key> cursor_;
   TimePoint next_newcomers_;
+  TimePoint next_again_;
   TimePoint next_periodic_;
 };
 

@@ -6,6 +6,7 @@ namespace dmoe::dht {
 namespace {
 
 constexpr std::size_t kSpares = 8;             // Replacements per bucket.
+constexpr std::size_t kSparesSought = 2;       // Until there are so many, strangers are asked for their proof.
 constexpr std::size_t kPerSubnetInBucket = 4;  // Of one /24 or /48, global addresses only.
 constexpr std::uint8_t kFailuresAllowed = 2;
 
@@ -64,7 +65,7 @@ bool RoutingTable::wants(const NodeId& id, const Address& address) const {
   const Bucket& bucket = buckets_[index];
   if (find_in(bucket.live, id) != bucket.live.end() || find_in(bucket.spare, id) != bucket.spare.end()) return false;
   if (subnet_full(bucket, address)) return false;
-  return bucket.live.size() < capacity(index) || bucket.spare.size() < kSpares;
+  return bucket.live.size() < capacity(index) || bucket.spare.size() < kSparesSought;
 }
 
 const Contact* RoutingTable::find(const NodeId& id) const {

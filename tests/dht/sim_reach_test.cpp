@@ -20,7 +20,7 @@ void join_ten(World& world) {
     host.start_node({.detect_reach = true}).bootstrap(std::move(peers), {}, {});
     world.run_for(1s);
   }
-  world.run_for(30s);
+  world.run_for(2min);
 }
 
 bool knows(Host& host, Host& other) {
