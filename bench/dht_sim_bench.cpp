@@ -113,8 +113,9 @@ class Selection {
 class Network {
  public:
   Network(std::size_t nodes, std::uint64_t seed) : world_(seed) {
-    // Joins every few milliseconds, many of them under way at once, then quiet.
-    world_.grow(nodes, std::max<dht::Duration>(2ms, 20s / static_cast<int>(nodes)), 30s);
+    // Joins every few milliseconds, many of them under way at once, then as much quiet as everybody needs to look for
+    // its neighbours once more.
+    world_.grow(nodes, std::clamp<dht::Duration>(20s / static_cast<int>(nodes), 5ms, 200ms), 90s);
     publish();
     experts_ = 2 * kServers * 8;
     announce("ffn", kServers, 8, kGrid, false);

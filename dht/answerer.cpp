@@ -78,8 +78,10 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
       hooks_.on_knock(source, probe->nonce);
     } else if (probe->stage == wire::Probe::Stage::kRelay) {
       reply.acks = {trusted && knock(source, *probe) ? wire::Ack::kStored : wire::Ack::kFull};
-    } else if (!trusted || knocked) {
-      reply.acks = {knocked.value_or(false) ? wire::Ack::kStored : wire::Ack::kFull};
+    } else if (!trusted) {
+      reply.acks = {wire::Ack::kBadCookie};
+    } else if (knocked) {
+      reply.acks = {*knocked ? wire::Ack::kStored : wire::Ack::kFull};
     } else {
       return ask_for_knock(source, *probe,
                            [this, source, message, size](bool done) { answer(source, message, size, {}, done); });

@@ -193,8 +193,8 @@ void Membership::look_for_self(const std::vector<wire::NodeInfo>& seeds) {
   looking_for_self_ = true;
   LookupOptions options;
   options.want_records = false;
-  // The early repeats only look for who joined in the same moment.
-  options.width = early_looks_ == 1 || early_looks_ == 2 ? kReplication : kBucketSize;
+  // The first repeat only looks for who joined in the same moment.
+  options.width = early_looks_ == 1 ? kReplication : kBucketSize;
   core_.look_up(
       {Key{core_.self.bytes}}, options,
       [this](std::size_t, LookupOutcome) {

@@ -10,7 +10,7 @@ using namespace std::chrono_literals;
 
 constexpr Duration kKnockWait = 3s;
 constexpr std::size_t kAsked = 3;  // Contacts that are asked to have somebody knock.
-constexpr int kUnsureTries = 2;
+constexpr int kUnsureTries = 3;
 constexpr Duration kHoleClosed = 4min;  // Whom one has not written to for so long is a stranger again.
 constexpr Duration kLookAgain = 10min;
 
@@ -27,28 +27,34 @@ void ReachTest::run(std::uint16_t port, std::function<void(Reach)> handler) {
     contacts.erase(contacts.begin() + static_cast<std::ptrdiff_t>(core_.random() % contacts.size()));
   }
   test->asking = contacts.size();
-  const auto answered = [this, test](bool knocked) {
-    --test->asking;
-    test->knocks += knocked ? 1 : 0;
-    if (test->asking == 0 && test->knocks == 0) settle(test, Reach::kUnknown);  // Nobody can tell.
-  };
-  for (const Contact& contact : contacts) {
-    Request request;
-    request.to = contact.address;
-    request.expected = contact.id;
-    request.body = wire::Probe{wire::Probe::Stage::kAsk, port, test->nonce, {}};
-    request.on_reply = [this, answered](const wire::Message&, const wire::Reply& reply) {
-      if (reply.observed) observed_ = reply.observed;
-      answered(reply.acks.size() == 1 && reply.acks.front() == wire::Ack::kStored);
-    };
-    request.on_failure = [answered] { answered(false); };
-    core_.requests.start(std::move(request));
-  }
+  for (const Contact& contact : contacts) ask(test, contact, port, false);
   if (contacts.empty()) return settle(test, Reach::kUnknown);
   core_.after(kKnockWait, [this, test] {
     // A knock that did not come was a stranger's.
-    settle(test, test->knocks > test->known_knocks ? Reach::kUnreachable : Reach::kUnknown);
+    settle(test, test->knocks > test->known.size() ? Reach::kUnreachable : Reach::kUnknown);
   });
+}
+
+void ReachTest::ask(const std::shared_ptr<Test>& test, const Contact& contact, std::uint16_t port, bool repeated) {
+  Request request;
+  request.to = contact.address;
+  request.expected = contact.id;
+  request.body = wire::Probe{wire::Probe::Stage::kAsk, port, test->nonce, {}};
+  request.on_reply = [this, test, contact, port, repeated](const wire::Message&, const wire::Reply& reply) {
+    if (reply.observed) observed_ = reply.observed;
+    const auto ack = reply.acks.size() == 1 ? reply.acks.front() : wire::Ack::kFull;
+    // Not written to for long: its refusal brought the cookie to use.
+    if (ack == wire::Ack::kBadCookie && !repeated) return ask(test, contact, port, true);
+    on_answer(test, ack == wire::Ack::kStored);
+  };
+  request.on_failure = [this, test] { on_answer(test, false); };
+  core_.requests.start(std::move(request));
+}
+
+void ReachTest::on_answer(const std::shared_ptr<Test>& test, bool knocked) {
+  --test->asking;
+  test->knocks += knocked ? 1 : 0;
+  if (test->asking == 0 && test->knocks == 0) settle(test, Reach::kUnknown);  // Nobody can tell.
 }
 
 void ReachTest::on_knock(const Address& from, std::uint64_t nonce) {
@@ -56,7 +62,8 @@ void ReachTest::on_knock(const Address& from, std::uint64_t nonce) {
   if (!test || nonce != test->nonce) return;
   const Peer* peer = core_.book.find(from);
   if (peer != nullptr && core_.clock.now() - peer->last_used < kHoleClosed) {
-    ++test->known_knocks;
+    // Once each: a knock may come twice.
+    if (std::find(test->known.begin(), test->known.end(), from) == test->known.end()) test->known.push_back(from);
     return;
   }
   settle(test, Reach::kReachable);

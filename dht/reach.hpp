@@ -25,12 +25,14 @@ class ReachTest {
  private:
   struct Test {
     std::uint64_t nonce = 0;
-    std::size_t asking = 0;        // Contacts that have not said yet whether somebody knocked.
-    std::size_t knocks = 0;        // By what they say.
-    std::size_t known_knocks = 0;  // What came through from acquaintances.
+    std::size_t asking = 0;      // Contacts that have not said yet whether somebody knocked.
+    std::size_t knocks = 0;      // By what they say.
+    std::vector<Address> known;  // Acquaintances whose knocks came through.
     std::function<void(Reach)> handler;
   };
 
+  void ask(const std::shared_ptr<Test>& test, const Contact& contact, std::uint16_t port, bool repeated);
+  void on_answer(const std::shared_ptr<Test>& test, bool knocked);
   void settle(const std::shared_ptr<Test>& test, Reach reach);
 
   NodeCore& core_;
