@@ -4,6 +4,7 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -31,6 +32,14 @@ struct Address {
   std::uint64_t host() const noexcept;
 
   friend auto operator<=>(const Address&, const Address&) = default;
+  /// By words, inline: every datagram is looked up by its address several times.
+  friend bool operator==(const Address& a, const Address& b) noexcept {
+    std::array<std::uint64_t, 2> x;
+    std::array<std::uint64_t, 2> y;
+    std::memcpy(x.data(), a.ip.data(), 16);
+    std::memcpy(y.data(), b.ip.data(), 16);
+    return x == y && a.port == b.port;
+  }
 };
 
 /// "203.0.113.5:4040" or "[2001:db8::1]:4040".

@@ -10,7 +10,9 @@ constexpr std::size_t kMaxAssemblies = 64;
 constexpr std::size_t kMaxAssembliesPerAddress = 16;
 constexpr std::chrono::seconds kAssemblyLife{15};
 constexpr std::size_t kMaxChallenges = 16;
+constexpr std::chrono::minutes kHeardLately{2};  // Who is asked to knock should be there.
 constexpr std::size_t kMaxAllowances = 4'096;
+constexpr std::size_t kFewAllowances = 512;
 // Tokens a host gets a second, and may save up. A signature costs one: 36 us here.
 constexpr double kTokensPerSecond = 64;
 constexpr double kTokenBurst = 512;
@@ -52,7 +54,7 @@ bool Answerer::identity_is_elsewhere(const Address& source, const wire::Message&
 }
 
 void Answerer::answer(const Address& source, const wire::Message& message, std::size_t size,
-                      std::optional<Address> conflict) {
+                      std::optional<Address> conflict, std::optional<bool> knocked) {
   const TimePoint now = core_.clock.now();
   const bool trusted = core_.jar.valid(message.cookie, source, now);
   const std::size_t limit = trusted ? kMaxDatagram : std::min(size, kMaxDatagram);
@@ -64,8 +66,7 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
   reply.conflict = conflict;
   if (message.prove) add_proof(source, message, reply);
   if (const auto* find = std::get_if<wire::Find>(&message.body)) {
-    if (core_.client) return;
-    answer_find(*find, room, reply);
+    if (!core_.client) answer_find(*find, room, reply);  // A client answers about nothing, and is taken off the tables.
   } else if (const auto* store = std::get_if<wire::Store>(&message.body)) {
     answer_store(source, *store, trusted, room, reply);
   } else if (const auto* chunk = std::get_if<wire::Chunk>(&message.body)) {
@@ -75,8 +76,15 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
   } else if (const auto* probe = std::get_if<wire::Probe>(&message.body)) {
     if (probe->stage == wire::Probe::Stage::kKnock) {
       hooks_.on_knock(source, probe->nonce);
+    } else if (probe->stage == wire::Probe::Stage::kRelay) {
+      reply.acks = {trusted && knock(source, *probe) ? wire::Ack::kStored : wire::Ack::kFull};
+    } else if (!trusted) {
+      reply.acks = {wire::Ack::kBadCookie};
+    } else if (knocked) {
+      reply.acks = {*knocked ? wire::Ack::kStored : wire::Ack::kFull};
     } else {
-      reply.acks = {trusted && pass_on_probe(source, *probe) ? wire::Ack::kStored : wire::Ack::kFull};
+      return ask_for_knock(source, *probe,
+                           [this, source, message, size](bool done) { answer(source, message, size, {}, done); });
     }
   }
 
@@ -91,7 +99,14 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
   ++core_.answered;
   core_.network.send(source, buffer_.bytes());
 
-  if (message.client || conflict) return;
+  if (trusted) core_.last_heard = now;
+  if (message.client) {
+    // It says so itself, from the address that it proved: nobody reaches it there any more.
+    const Contact* known = trusted ? core_.table.find(id) : nullptr;
+    if (known != nullptr && known->address == source) core_.table.remove(id);
+    return;
+  }
+  if (conflict) return;
   if (trusted) core_.table.heard(id, source, now);
   hooks_.on_stranger(id, source);
 }
@@ -101,7 +116,7 @@ bool Answerer::spend(const Address& source, double cost) {
   if (source.is_loopback()) return true;
   const TimePoint now = core_.clock.now();
   if (allowances_.size() >= kMaxAllowances && !allowances_.contains(source.host())) {
-    std::erase_if(allowances_, [&](const auto& entry) { return now - entry.second.since > std::chrono::seconds{8}; });
+    forget_full_allowances(now);
     if (allowances_.size() >= kMaxAllowances) return false;
   }
   const auto [entry, fresh] = allowances_.try_emplace(source.host(), Allowance{kTokenBurst, now});
@@ -112,6 +127,11 @@ bool Answerer::spend(const Address& source, double cost) {
   if (allowance.tokens < cost) return false;
   allowance.tokens -= cost;
   return true;
+}
+
+/// Who used nothing for eight seconds has saved up all that there is to save.
+void Answerer::forget_full_allowances(TimePoint now) {
+  std::erase_if(allowances_, [&](const auto& entry) { return now - entry.second.since > std::chrono::seconds{8}; });
 }
 
 void Answerer::add_proof(const Address& source, const wire::Message& message, wire::Reply& reply) {
@@ -151,6 +171,33 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
   return total;
 }
 
+/// A copy of all that a holder had, where it fits as a whole: what is missing would be taken for not being there.
+bool Answerer::add_copies(const wire::Find& find, std::size_t index, std::size_t& room, wire::Reply& reply) {
+  const TimePoint now = core_.clock.now();
+  wire::KeyRecords found;
+  found.index = static_cast<std::uint8_t>(index);
+  found.cached = true;
+  std::size_t used = wire::kKeyRecordsOverhead;
+  std::size_t in_reply = 0;
+  for (const wire::KeyRecords& earlier : reply.found) in_reply += earlier.records.size();
+  for (LiveRecord& live : core_.cache.get(find.keys[index], now)) {
+    const auto left = std::chrono::floor<std::chrono::milliseconds>(live.deadline - now).count() - 1;
+    if (left <= 0) return false;
+    wire::TravellingRecord travelling{std::move(live.record), static_cast<std::uint32_t>(left), 0};
+    travelling.value_size = static_cast<std::uint32_t>(travelling.record.value.size());
+    used += wire::record_size(travelling);
+    found.records.push_back(std::move(travelling));
+  }
+  const std::size_t share = room / (find.keys.size() - index);
+  if (found.records.empty() || used > share || in_reply + found.records.size() > wire::kMaxRecordsPerDatagram) {
+    return false;
+  }
+  found.total = static_cast<std::uint32_t>(found.records.size());
+  room -= used;
+  reply.found.push_back(std::move(found));
+  return true;
+}
+
 void Answerer::add_nodes(const std::vector<wire::NodeInfo>& nodes, std::size_t& room, wire::Reply& reply) {
   for (const wire::NodeInfo& node : nodes) {
     const std::size_t size = wire::node_size(node.address);
@@ -168,7 +215,9 @@ bool Answerer::answer_find(const wire::Find& find, std::size_t room, wire::Reply
     const std::size_t total = find.want_records ? add_records(find, index, room, reply, fits) : 0;
     if (!fits) continue;
     reply.done_keys |= 1ULL << index;
-    if (total == 0) without.push_back(index);
+    if (total != 0) continue;
+    if (find.allow_cached && find.from == 0 && add_copies(find, index, room, reply)) continue;
+    without.push_back(index);
   }
   for (const std::size_t index : without) {
     add_nodes(core_.table.closest(find.keys[index].bytes, find.nodes_per_key), room, reply);
@@ -182,13 +231,43 @@ bool Answerer::answer_find(const wire::Find& find, std::size_t room, wire::Reply
 
 void Answerer::answer_store(const Address& source, const wire::Store& store, bool trusted, std::size_t room,
                             wire::Reply& reply) {
+  if (store.cache && trusted) {
+    keep_copies(source, store);
+    reply.acks.assign(store.records.size(), wire::Ack::kNotHolder);  // Copies are no replicas, whoever counts.
+    return;
+  }
   for (const wire::TravellingRecord& travelling : store.records) {
     reply.acks.push_back(trusted ? keep(source, travelling) : wire::Ack::kBadCookie);
   }
-  if (!store.want_nodes || !trusted) return;
+  // Whoever comes to the wrong one is told the right ones.
+  const bool lost = std::find(reply.acks.begin(), reply.acks.end(), wire::Ack::kNotHolder) != reply.acks.end();
+  if ((!store.want_nodes && !lost) || !trusted || core_.client) return;
   for (const wire::TravellingRecord& travelling : store.records) {
     add_nodes(core_.table.closest(travelling.record.key.bytes, kReplication), room, reply);
   }
+}
+
+/// Copies of one key's records for readers on their way. A holder has no use for them.
+void Answerer::keep_copies(const Address& source, const wire::Store& store) {
+  const Key& key = store.records.front().record.key;
+  const TimePoint now = core_.clock.now();
+  if (core_.client || core_.store.visit(key, now, 0, [](const LiveRecord&) { return false; }) != 0) return;
+  if (!spend(source, 0.5 * static_cast<double>(store.records.size()))) return;
+  std::vector<LiveRecord> copies;
+  for (const wire::TravellingRecord& travelling : store.records) {
+    const Record& record = travelling.record;
+    if (record.key != key || record.tombstone || travelling.remaining_ms == 0 || !check_limits(record).has_value()) {
+      return;
+    }
+    if (!core_.verifier.verify(record)) {
+      spend(source, kBadSignatureCost);
+      ++core_.refused;
+      return;
+    }
+    const auto life = std::min<Duration>(std::chrono::milliseconds{travelling.remaining_ms}, core_.options.max_ttl);
+    copies.push_back({record, now + life});
+  }
+  core_.cache.put(key, std::move(copies), source.host(), now);
 }
 
 wire::Ack Answerer::keep(const Address& source, const wire::TravellingRecord& travelling) {
@@ -208,6 +287,7 @@ wire::Ack Answerer::keep(const Address& source, const wire::TravellingRecord& tr
   }
   const TimePoint now = core_.clock.now();
   const auto life = std::min<Duration>(std::chrono::milliseconds{travelling.remaining_ms}, core_.options.max_ttl);
+  core_.cache.drop(record.key);  // What is held goes before what was copied.
   switch (core_.store.put({record, now + life}, source.host(), now)) {
     case PutOutcome::kStored:
     case PutOutcome::kUnchanged: return wire::Ack::kStored;
@@ -261,6 +341,7 @@ wire::Ack Answerer::take_chunk(const Address& source, const wire::Chunk& chunk, 
 void Answerer::expire_assemblies() {
   const TimePoint now = core_.clock.now();
   std::erase_if(assemblies_, [&](const auto& entry) { return now - entry.second.touched > kAssemblyLife; });
+  if (allowances_.size() > kFewAllowances) forget_full_allowances(now);
 }
 
 void Answerer::answer_fetch(const wire::Fetch& fetch, std::size_t room, wire::Reply& reply) {
@@ -278,28 +359,34 @@ void Answerer::answer_fetch(const wire::Fetch& fetch, std::size_t room, wire::Re
 }
 
 /// Dial-back: whoever asks is reached by a third node, which it has not contacted. Only its own IP address is dialled.
-bool Answerer::pass_on_probe(const Address& source, const wire::Probe& probe) {
-  if (core_.client || !spend(source, kBadSignatureCost)) return false;
+void Answerer::ask_for_knock(const Address& source, const wire::Probe& probe, std::function<void(bool)> done) {
+  const TimePoint now = core_.clock.now();
+  std::vector<Contact> others = core_.table.contacts();
+  std::erase_if(others, [&](const Contact& contact) {
+    const bool same_host = contact.address.host() == source.host() && !source.is_loopback();
+    return same_host || contact.address == source || now - contact.last_heard > kHeardLately;
+  });
+  if (core_.client || others.empty() || !spend(source, kBadSignatureCost)) return done(false);
+  Address target = source;
+  if (probe.port != 0) target.port = probe.port;
+  const Contact& other = others[core_.random() % others.size()];
+  Request request;
+  request.to = other.address;
+  request.expected = other.id;
+  request.body = wire::Probe{wire::Probe::Stage::kRelay, 0, probe.nonce, target};
+  request.on_reply = [done](const wire::Message&, const wire::Reply& reply) {
+    done(reply.acks.size() == 1 && reply.acks.front() == wire::Ack::kStored);
+  };
+  request.on_failure = [done] { done(false); };
+  core_.requests.start(std::move(request));
+}
+
+bool Answerer::knock(const Address& source, const wire::Probe& probe) {
+  if (core_.client || !may_name(source, probe.target) || !spend(source, kBadSignatureCost)) return false;
   Request request;
   request.repeats = 1;
-  if (probe.stage == wire::Probe::Stage::kRelay) {
-    if (!may_name(source, probe.target)) return false;
-    request.to = probe.target;
-    request.body = wire::Probe{wire::Probe::Stage::kKnock, 0, probe.nonce, {}};
-  } else {
-    Address target = source;
-    if (probe.port != 0) target.port = probe.port;
-    std::vector<Contact> others = core_.table.contacts();
-    std::erase_if(others, [&](const Contact& contact) {
-      return contact.address.host() == source.host() && !source.is_loopback();
-    });
-    std::erase_if(others, [&](const Contact& contact) { return contact.address == source; });
-    if (others.empty()) return false;
-    const Contact& other = others[core_.random() % others.size()];
-    request.to = other.address;
-    request.expected = other.id;
-    request.body = wire::Probe{wire::Probe::Stage::kRelay, 0, probe.nonce, target};
-  }
+  request.to = probe.target;
+  request.body = wire::Probe{wire::Probe::Stage::kKnock, 0, probe.nonce, {}};
   core_.requests.start(std::move(request));
   return true;
 }

@@ -23,7 +23,7 @@ class Answerer {
 
   /// @param size  bytes of the request: what the reply to an unproven address may have.
   void on_request(const Address& source, const wire::Message& message, std::size_t size);
-  /// Forgets half-received records that got no part lately.
+  /// Forgets half-received records that got no part lately, and hosts that asked for nothing lately.
   void expire_assemblies();
 
  private:
@@ -41,19 +41,26 @@ class Answerer {
     TimePoint since;
   };
 
-  void answer(const Address& source, const wire::Message& message, std::size_t size, std::optional<Address> conflict);
+  /// `knocked`: what came of a dial-back that was asked for; none: to be asked for.
+  void answer(const Address& source, const wire::Message& message, std::size_t size, std::optional<Address> conflict,
+              std::optional<bool> knocked = {});
   bool identity_is_elsewhere(const Address& source, const wire::Message& message, std::size_t size);
   void add_proof(const Address& source, const wire::Message& message, wire::Reply& reply);
   bool spend(const Address& source, double cost);
+  void forget_full_allowances(TimePoint now);
   bool answer_find(const wire::Find& find, std::size_t room, wire::Reply& reply);
   std::size_t add_records(const wire::Find& find, std::size_t index, std::size_t& room, wire::Reply& reply, bool& fits);
   void add_nodes(const std::vector<wire::NodeInfo>& nodes, std::size_t& room, wire::Reply& reply);
   void answer_store(const Address& source, const wire::Store& store, bool trusted, std::size_t room,
                     wire::Reply& reply);
+  bool add_copies(const wire::Find& find, std::size_t index, std::size_t& room, wire::Reply& reply);
+  void keep_copies(const Address& source, const wire::Store& store);
   wire::Ack keep(const Address& source, const wire::TravellingRecord& travelling);
   wire::Ack take_chunk(const Address& source, const wire::Chunk& chunk, bool trusted);
   void answer_fetch(const wire::Fetch& fetch, std::size_t room, wire::Reply& reply);
-  bool pass_on_probe(const Address& source, const wire::Probe& probe);
+  /// `done` learns whether the third node says that it knocked.
+  void ask_for_knock(const Address& source, const wire::Probe& probe, std::function<void(bool)> done);
+  bool knock(const Address& source, const wire::Probe& probe);
 
   NodeCore& core_;
   Hooks hooks_;

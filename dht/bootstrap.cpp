@@ -17,22 +17,19 @@ namespace asio = boost::asio;
 
 constexpr Duration kFirstPause = 2s;
 constexpr Duration kLongestPause = 15s;
-constexpr Duration kReachConfirm = 5s;
-constexpr Duration kReachAgain = 10min;
 constexpr Duration kContactedPause = 60s;  // Names may change their addresses while all is well.
 
 }  // namespace
 
 Bootstrap::Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accepts, std::vector<net::Endpoint> peers,
-                     std::chrono::milliseconds timeout, bool detect_reach)
+                     std::chrono::milliseconds timeout)
     : node_(node),
       clock_(std::move(clock)),
       accepts_(accepts),
       peers_(std::move(peers)),
       timeout_(timeout),
       resolver_(clock_->strand()),
-      pause_(kFirstPause),
-      detect_reach_(detect_reach) {}
+      pause_(kFirstPause) {}
 
 void Bootstrap::start(Handler handler) {
   handler_ = std::move(handler);
@@ -121,26 +118,9 @@ void Bootstrap::one_less() {
 
 void Bootstrap::on_contact() {
   if (stopped_) return;
-  if (!std::exchange(contacted_, true) && detect_reach_) test_reach(0);
+  contacted_ = true;
   if (std::exchange(alone_, false)) join_through(addresses_);
   finish({});
-}
-
-/// At the first contact nearly everybody is a stranger, and only a stranger's knock proves anything. One failed test
-/// may be a lost datagram; the second makes this node a client until a later test succeeds.
-void Bootstrap::test_reach(int failures) {
-  if (stopped_) return;
-  node_.test_reach(0, [self = shared_from_this(), failures](Reach reach) {
-    if (self->stopped_) return;
-    const bool unreachable = reach == Reach::kUnreachable;
-    if (unreachable && failures == 1) {
-      spdlog::warn("dht: other nodes cannot reach this one (NAT or firewall): it acts as a client, holding no records");
-    }
-    self->node_.set_client(unreachable && failures >= 1);
-    const Duration pause = unreachable && failures == 0 ? kReachConfirm : kReachAgain;
-    self->clock_->schedule(self->clock_->now() + pause,
-                           [self, next = unreachable ? failures + 1 : 0] { self->test_reach(next); });
-  });
 }
 
 void Bootstrap::on_conflict(const Address& elsewhere) {

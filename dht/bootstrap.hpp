@@ -26,9 +26,8 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   };
   using Handler = std::function<void(Result<void>)>;
 
-  /// @param detect_reach  the node becomes a client while others cannot reach it.
   Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accepts, std::vector<net::Endpoint> peers,
-            std::chrono::milliseconds timeout, bool detect_reach);
+            std::chrono::milliseconds timeout);
 
   void start(Handler handler);
   /// Calls a waiting handler with kCancelled; nothing runs afterwards.
@@ -45,7 +44,6 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   void join_through(std::vector<Address> peers);
   void on_contact();
   void on_conflict(const Address& elsewhere);
-  void test_reach(int failures);
   void finish(Result<void> result);
   std::string reasons() const;
 
@@ -60,7 +58,6 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   std::map<net::Endpoint, std::string> reasons_;  // Why a peer is not in contact, for the error.
   std::size_t resolving_ = 0;
   Duration pause_;
-  bool detect_reach_;
   bool contacted_ = false;
   bool alone_ = false;  // Nobody answered in time; the node is not waiting for anybody.
   bool conflict_told_ = false;

@@ -15,6 +15,10 @@ namespace {
 /// Holders whose listings are merged: all. Each server's record lies on the nodes that were nearest when it announced,
 /// so while a network forms (and nodes join between two heartbeats) no single holder knows every server.
 constexpr std::size_t kQuorum = kReplication;
+/// But the last of eight answers takes three times as long as the fourth: whoever is later than these and a quarter
+/// of a round trip is not waited for. Only a server that none of the holders in time knows can be missed, until the
+/// next listing.
+constexpr std::size_t kEnough = kReplication / 2;
 
 Key key_of(const ExpertPrefix& prefix) { return Key::of("dmoe-expert-prefix:" + to_string(prefix)); }
 
@@ -105,6 +109,7 @@ class ExpertDirectory::Impl : public std::enable_shared_from_this<Impl> {
     for (const ExpertPrefix& prefix : prefixes) keys.push_back(key_of(prefix));
     FindOptions options;
     options.quorum = kQuorum;
+    options.enough = kEnough;
     options.allow_cached = false;  // A copy on the path knows nothing of tombstones.
     options.deadline = deadline;
     node_.find_many(std::move(keys), options,

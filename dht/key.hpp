@@ -4,8 +4,10 @@
 #include "net/identity.hpp"
 
 #include <array>
+#include <bit>
 #include <compare>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string_view>
 
@@ -24,14 +26,41 @@ struct Key {
   friend auto operator<=>(const Key&, const Key&) = default;
 };
 
+/// Eight bytes of `bits`, most significant first.
+inline std::uint64_t word_of(const Bits& bits, std::size_t index) noexcept {
+  std::uint64_t value = 0;
+  std::memcpy(&value, bits.data() + index * 8, 8);
+  if constexpr (std::endian::native == std::endian::little) value = __builtin_bswap64(value);
+  return value;
+}
+
+/// Whether both are the same point. Inline: tables and walks search their lists with it.
+inline bool same(const Bits& a, const Bits& b) noexcept {
+  return word_of(a, 0) == word_of(b, 0) && word_of(a, 1) == word_of(b, 1) && word_of(a, 2) == word_of(b, 2) &&
+         word_of(a, 3) == word_of(b, 3);
+}
+
 /// Whether `a` is closer to `target` than `b` is (Kademlia §2.1: XOR distance).
-bool closer(const Bits& a, const Bits& b, const Bits& target) noexcept;
+inline bool closer(const Bits& a, const Bits& b, const Bits& target) noexcept {
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint64_t to_a = word_of(a, i) ^ word_of(target, i);
+    const std::uint64_t to_b = word_of(b, i) ^ word_of(target, i);
+    if (to_a != to_b) return to_a < to_b;
+  }
+  return false;
+}
 
 /// Leading bits that `a` and `b` have in common; 256 when equal.
-int shared_prefix_bits(const Bits& a, const Bits& b) noexcept;
+inline int shared_prefix_bits(const Bits& a, const Bits& b) noexcept {
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint64_t difference = word_of(a, i) ^ word_of(b, i);
+    if (difference != 0) return static_cast<int>(i) * 64 + std::countl_zero(difference);
+  }
+  return 256;
+}
 
 /// The first 64 bits of the distance: enough to sort by, except between ids forged to collide.
-std::uint64_t distance_prefix(const Bits& a, const Bits& b) noexcept;
+inline std::uint64_t distance_prefix(const Bits& a, const Bits& b) noexcept { return word_of(a, 0) ^ word_of(b, 0); }
 
 }  // namespace dmoe::dht
 

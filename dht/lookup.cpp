@@ -1,12 +1,17 @@
 #include "dht/lookup.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace dmoe::dht {
 namespace {
 
-constexpr std::size_t kMaxCandidates = 64;  // Per key: several times what a walk of ten thousand nodes needs.
+constexpr std::size_t kMaxCandidates = 64;    // Per key: several times what a walk of ten thousand nodes needs.
+constexpr std::size_t kFew = 2;               // Holders that will do where the others seem to be dead.
+constexpr std::size_t kCountedPerSubnet = 2;  // Among the nearest.
+constexpr std::size_t kKeptPerSubnet = 24;
 constexpr Duration kHedgeIsCheap = std::chrono::milliseconds{10};
+constexpr Duration kShortestGrace = std::chrono::milliseconds{20};  // Below it scheduling noise decides who is late.
 
 }  // namespace
 
@@ -24,19 +29,49 @@ void Lookup::start(const std::vector<wire::NodeInfo>& seeds) {
   pump();
 }
 
+bool Lookup::Crowd::admits(std::uint64_t subnet) noexcept {
+  if (subnet == 0 || count_ == seen_.size()) return true;
+  const auto end = seen_.begin() + static_cast<std::ptrdiff_t>(count_);
+  if (static_cast<std::size_t>(std::count(seen_.begin(), end, subnet)) >= kCountedPerSubnet) return false;
+  seen_[count_++] = subnet;
+  return true;
+}
+
+/// Whether there are enough of the subnet, all nearer than `place`. Where one is farther, it makes way.
+bool Lookup::crowded(Search& search, std::uint64_t subnet, std::vector<Candidate>::iterator& place) {
+  if (subnet == 0) return false;
+  auto& list = search.candidates;
+  std::size_t kept = 0;
+  auto farthest = list.end();
+  for (auto known = list.begin(); known != list.end(); ++known) {
+    if (known->subnet != subnet || known->state == State::kFailed) continue;
+    ++kept;
+    if (known->state == State::kNew) farthest = known;
+  }
+  if (kept < kKeptPerSubnet) return false;
+  if (farthest == list.end() || farthest < place) return true;
+  const auto at = place - list.begin();
+  list.erase(farthest);
+  place = list.begin() + at;
+  return false;
+}
+
 void Lookup::add(Search& search, const wire::NodeInfo& node, std::uint16_t source) {
   if (node.id == context_.self) return;
   auto& list = search.candidates;
-  const auto place = std::lower_bound(list.begin(), list.end(), node.id, [&](const Candidate& known, const NodeId& id) {
+  auto place = std::lower_bound(list.begin(), list.end(), node.id, [&](const Candidate& known, const NodeId& id) {
     return closer(known.node.id.bytes, id.bytes, search.key.bytes);
   });
   if (place != list.end() && place->node.id == node.id) return;
+  const bool counted = context_.table.limits_subnets() && node.address.is_global();
+  const std::uint64_t subnet = counted ? node.address.subnet() : 0;
+  if (crowded(search, subnet, place)) return;
   if (list.size() >= kMaxCandidates) {
     if (place == list.end() || list.back().state != State::kNew) return;
-    list.insert(place, Candidate{node, State::kNew, false, source});
+    list.insert(place, Candidate{node, State::kNew, false, source, subnet});
     list.pop_back();
   } else {
-    list.insert(place, Candidate{node, State::kNew, false, source});
+    list.insert(place, Candidate{node, State::kNew, false, source, subnet});
   }
   // What proved itself here goes before what a stranger says.
   if (source == 0) return;
@@ -64,30 +99,48 @@ std::size_t Lookup::slots(const Search& search) const {
 }
 
 Lookup::Candidate* Lookup::next_to_ask(Search& search) {
-  const auto busy = std::count_if(search.candidates.begin(), search.candidates.end(),
-                                  [](const Candidate& c) { return c.state == State::kAsked; });
-  if (static_cast<std::size_t>(busy) >= slots(search)) return nullptr;
-  for (const bool even_suspect : {false, true}) {
-    std::size_t in_front = 0;
-    for (Candidate& next : search.candidates) {
-      if (next.state == State::kFailed || next.state == State::kSlow) continue;
-      if (next.state == State::kNew) {
-        if (even_suspect || !sources_[next.source].suspect()) return &next;
-        continue;
+  // Whoever is asked but no longer among the nearest known is not waited for: the walk has got beyond it.
+  std::size_t busy = 0;
+  std::size_t nearest = 0;
+  for (const Candidate& known : search.candidates) {
+    if (known.state == State::kFailed || known.state == State::kSlow) continue;
+    if (known.state == State::kAsked) ++busy;
+    if (++nearest >= options_.width) break;
+  }
+  if (busy >= slots(search)) return nullptr;
+  // Crowds come last: where the others are enough, nobody needs them.
+  for (const bool even_crowd : {false, true}) {
+    bool enough = false;
+    for (const bool even_suspect : {false, true}) {
+      Crowd crowd;
+      std::size_t in_front = 0;
+      for (Candidate& next : search.candidates) {
+        if (next.state == State::kFailed || next.state == State::kSlow) continue;
+        if (!even_crowd && !crowd.admits(next.subnet)) continue;
+        if (next.state == State::kNew) {
+          if (even_suspect || !sources_[next.source].suspect()) return &next;
+          continue;
+        }
+        if (++in_front < options_.width) continue;
+        enough = true;
+        break;
       }
-      if (++in_front >= options_.width) break;
     }
+    if (enough) break;
   }
   return nullptr;
 }
 
 bool Lookup::is_exhausted(const Search& search) const {
-  std::size_t answered = 0;
-  for (const Candidate& known : search.candidates) {
-    if (known.state == State::kFailed) continue;
-    if (known.state == State::kNew && sources_[known.source].suspect() && answered >= options_.width / 2) continue;
-    if (known.state != State::kAnswered) return false;
-    if (++answered >= options_.width) return true;
+  for (const bool even_crowd : {false, true}) {
+    Crowd crowd;
+    std::size_t answered = 0;
+    for (const Candidate& known : search.candidates) {
+      if (known.state == State::kFailed || (!even_crowd && !crowd.admits(known.subnet))) continue;
+      if (known.state == State::kNew && sources_[known.source].suspect() && answered >= options_.width / 2) continue;
+      if (known.state != State::kAnswered) return false;
+      if (++answered >= options_.width) return true;
+    }
   }
   return true;
 }
@@ -135,7 +188,7 @@ void Lookup::ask(const wire::NodeInfo& node, std::vector<std::size_t> indices) {
   wire::Find find;
   for (const std::size_t index : indices) find.keys.push_back(searches_[index].key);
   find.want_records = options_.want_records;
-  find.allow_cached = options_.allow_cached;
+  find.allow_cached = copies_will_do();
   find.nodes_per_key =
       static_cast<std::uint8_t>(std::clamp<std::size_t>(kBucketSize / find.keys.size(), 4, kBucketSize));
   ++requests_made_;
@@ -165,7 +218,7 @@ void Lookup::ask(const wire::NodeInfo& node, std::vector<std::size_t> indices) {
 
 Lookup::Candidate* Lookup::candidate(Search& search, const NodeId& id) {
   const auto found = std::find_if(search.candidates.begin(), search.candidates.end(),
-                                  [&](const Candidate& c) { return c.node.id == id; });
+                                  [&](const Candidate& c) { return same(c.node.id.bytes, id.bytes); });
   return found == search.candidates.end() ? nullptr : &*found;
 }
 
@@ -176,6 +229,7 @@ void Lookup::set_state(const NodeId& id, const std::vector<std::size_t>& indices
     Source& source = sources_[known->source];
     if (known->source != 0) {
       if (state == State::kAnswered) ++source.good;
+      if (state == State::kAnswered && known->state == State::kSlow) --source.bad;  // It was there, only late.
       if (known->state == State::kAsked && state != State::kAnswered) ++source.bad;
     }
     known->state = state;
@@ -211,7 +265,33 @@ void Lookup::finish_if_done(std::size_t index) {
   Search& search = searches_[index];
   if (search.done || search.gathering != 0) return;
   const bool enough = options_.want_records && options_.quorum != 0 && search.holders >= options_.quorum;
-  if (enough || is_exhausted(search)) finish(index, false);
+  if (enough || search.grace_over || is_exhausted(search)) return finish(index, false);
+  if (options_.enough == 0) return;
+  if (search.holders >= options_.enough || (search.holders >= kFew && only_silent_left(search))) begin_grace(index);
+}
+
+/// Whether whoever among the nearest has not answered is past its usual time: dead, as likely as not.
+bool Lookup::only_silent_left(const Search& search) const {
+  std::size_t answered = 0;
+  for (const Candidate& known : search.candidates) {
+    if (known.state == State::kFailed || known.state == State::kSlow) continue;
+    if (known.state != State::kAnswered) return false;
+    if (++answered >= options_.width) return true;
+  }
+  return true;
+}
+
+/// A quarter of a usual round trip for who is late: of eight answers the last takes three times as long as the fourth.
+void Lookup::begin_grace(std::size_t index) {
+  if (std::exchange(searches_[index].in_grace, true)) return;
+  const auto mean = std::chrono::duration<float, std::micro>(context_.book.everybody().mean_us);
+  const Duration grace = std::max(kShortestGrace, std::chrono::duration_cast<Duration>(mean / 4));
+  context_.clock.schedule(context_.clock.now() + grace, [weak = weak_from_this(), index] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->searches_[index].grace_over = true;
+    self->finish_if_done(index);
+  });
 }
 
 void Lookup::finish(std::size_t index, bool by_deadline) {
@@ -222,10 +302,18 @@ void Lookup::finish(std::size_t index, bool by_deadline) {
   outcome.ended_by_deadline = by_deadline;
   outcome.holders = search.holders;
   outcome.requests = requests_made_;
+  outcome.cached = search.cached;
+  outcome.complete = search.complete_total != 0 && search.records.size() == search.complete_total;
+  Crowd crowd;
+  std::vector<wire::NodeInfo> others;
   for (const Candidate& known : search.candidates) {
     if (known.state != State::kAnswered) continue;
-    if (outcome.nearest.size() < options_.width) outcome.nearest.push_back(known.node);
+    auto& list = crowd.admits(known.subnet) ? outcome.nearest : others;
+    if (list.size() < options_.width) list.push_back(known.node);
     if (!known.has_records && !outcome.cache_at) outcome.cache_at = known.node;
+  }
+  for (const wire::NodeInfo& node : others) {
+    if (outcome.nearest.size() < options_.width) outcome.nearest.push_back(node);
   }
   for (auto& [place, live] : search.records) outcome.records.push_back(std::move(live));
   search.records.clear();

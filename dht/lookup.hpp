@@ -4,6 +4,7 @@
 #include "dht/requests.hpp"
 #include "dht/routing_table.hpp"
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,6 +20,9 @@ struct LookupOptions {
   bool want_records = true;
   bool allow_cached = true;  ///< Copies kept along the path count as found.
   std::size_t quorum = 1;    ///< The key ends when so many holders gave records; 0: only when all nearest answered.
+  /// Once so many holders gave records, the others up to `quorum` are waited for only a little longer; 0: as long as it
+  /// takes.
+  std::size_t enough = 0;
   std::size_t width = kReplication;  ///< So many nearest nodes must have answered before a key ends without.
 };
 
@@ -29,6 +33,8 @@ struct LookupOutcome {
   std::optional<wire::NodeInfo> cache_at;  ///< The nearest that answered without having it.
   std::size_t holders = 0;                 ///< Nodes that gave records.
   std::size_t requests = 0;                ///< Of the whole walk so far.
+  bool cached = false;                     ///< At least one of the holders counted only had a copy.
+  bool complete = false;                   ///< All that a holder had under the key is among the records.
   bool ended_by_deadline = false;
 };
 
@@ -64,6 +70,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     State state = State::kNew;
     bool has_records = false;
     std::uint16_t source = 0;  // Index into sources_; 0: the own table.
+    std::uint64_t subnet = 0;  // What it is counted by; 0: not at all.
   };
   /// A holder's answer that needs more datagrams.
   struct Gathering;
@@ -75,20 +82,35 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     std::size_t gathering = 0;         // Holders whose pages or parts are still coming.
     std::weak_ptr<Gathering> leader;   // The holder whose pages are being fetched.
     std::uint32_t complete_total = 0;  // Records of a holder that was fetched whole.
+    bool cached = false;
+    bool in_grace = false;    // Enough holders answered: the rest has until …
+    bool grace_over = false;  // … now.
     bool done = false;
+  };
+  /// Lets the first few of each subnet through: one owner's hundred identities around a key count as two.
+  class Crowd {
+   public:
+    bool admits(std::uint64_t subnet) noexcept;
+
+   private:
+    std::array<std::uint64_t, 32> seen_;
+    std::size_t count_ = 0;
   };
   struct Source {
     NodeId id;
     int good = 0;
     int bad = 0;
-    bool suspect() const noexcept { return bad >= 2 && bad > good; }
+    bool suspect() const noexcept { return bad >= 3 && bad > good; }
   };
 
+  bool crowded(Search& search, std::uint64_t subnet, std::vector<Candidate>::iterator& place);
   void add(Search& search, const wire::NodeInfo& node, std::uint16_t source);
   std::uint16_t source_of(const NodeId& id);
   std::size_t slots(const Search& search) const;
   Candidate* next_to_ask(Search& search);
   bool is_exhausted(const Search& search) const;
+  /// Copies count only where any one answer will do.
+  bool copies_will_do() const noexcept { return options_.allow_cached && options_.quorum == 1; }
   void pump_soon();
   void pump();
   void ask(const wire::NodeInfo& node, std::vector<std::size_t> indices);
@@ -96,6 +118,8 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   Candidate* candidate(Search& search, const NodeId& id);
   void on_answer(const wire::NodeInfo& node, const std::vector<std::size_t>& indices, const wire::Reply& reply);
   void finish_if_done(std::size_t index);
+  bool only_silent_left(const Search& search) const;
+  void begin_grace(std::size_t index);
   void finish(std::size_t index, bool by_deadline);
 
   // lookup_records.cpp

@@ -36,7 +36,8 @@ bool Lookup::take_record(Search& search, const wire::TravellingRecord& travellin
 
 void Lookup::take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found) {
   Search& search = searches_[index];
-  if (search.done || found.records.empty()) return;
+  if (search.done || found.records.empty() || (found.cached && !copies_will_do())) return;
+  search.cached = search.cached || found.cached;
   const auto got = static_cast<std::uint32_t>(found.records.size());
   const std::uint32_t total = std::min<std::uint32_t>(found.total, 1U << 16U);
   const auto gathering = std::make_shared<Gathering>();
@@ -62,9 +63,14 @@ void Lookup::take_records(const wire::NodeInfo& node, std::size_t index, const w
     }
     if (search.complete_total != total) {
       search.leader = gathering;
-      // Several runs of pages at once; each goes on only as long as its pages bring something.
+      // Several runs of pages at once; each goes on only as long as its pages bring something. A run is not shorter
+      // than what a page has room for when it need not be shared with other keys.
       constexpr std::uint32_t kRuns = 16;
-      const std::uint32_t span = std::max(got, (total - got + kRuns - 1) / kRuns);
+      std::size_t bytes = 0;
+      for (const wire::TravellingRecord& travelling : found.records) bytes += wire::record_size(travelling);
+      const auto page = static_cast<std::uint32_t>(std::clamp<std::size_t>(
+          wire::kMaxInlineRecord * got / std::max<std::size_t>(bytes, 1), 1, wire::kMaxRecordsPerDatagram));
+      const std::uint32_t span = std::max(page, (total - got + kRuns - 1) / kRuns);
       for (std::uint32_t from = got; from < total; from += span)
         request_page(gathering, from, std::min(from + span, total));
     }

@@ -13,9 +13,15 @@ constexpr std::size_t kMaxAsking = 64;
 constexpr std::size_t kMaxAsked = 1'024;
 constexpr Duration kAskAgain = 30s;
 constexpr Duration kBeaconKnownPause = 5min;  // An initial peer that answered: only to notice a split.
-constexpr Duration kSilence = 12s;            // Nobody heard for so long: go back to the lifeline.
+constexpr Duration kSilence = 12s;            // Nobody heard for so long: ask some whether they are there.
+constexpr std::size_t kLifelinePings = 8;     // When those are not: so many of the lifeline at a time.
+constexpr std::size_t kSilencePings = 3;
+constexpr Duration kClientSilence = 5min;
 constexpr Duration kSelfLookPeriod = 60s;
 constexpr Duration kBucketIdle = 15min;
+constexpr int kWideLooks = 4;  // One for each 32 places of the first bucket, and half of it for the next.
+constexpr int kWideDepth = 5;
+constexpr int kNeighbourhood = 3;
 constexpr Duration kTrustUnheard = 60s;  // The stalest entry of a full bucket is pinged after this.
 
 }  // namespace
@@ -25,7 +31,6 @@ Membership::Membership(NodeCore& core, Hooks hooks)
       hooks_(std::move(hooks)),
       next_self_look_(core.clock.now()),
       next_refresh_(core.clock.now() + core.jittered(60s)),
-      last_heard_(core.clock.now()),
       rejoin_pause_(1s),
       next_rejoin_(core.clock.now()) {}
 
@@ -85,7 +90,13 @@ void Membership::on_beacon(const NodeId& id, const Address& address) {
     beacon->second.next = core_.clock.now() + core_.jittered(kBeaconKnownPause);
   }
   early_looks_ = 0;
-  look_for_self({{id, address}});
+  if (may_join_) return look_for_self({{id, address}});
+  seeds_.push_back({id, address});
+  if (std::exchange(preparing_, true)) return;
+  hooks_.before_joining([this] {
+    may_join_ = true;
+    look_for_self(std::exchange(seeds_, {}));
+  });
 }
 
 void Membership::remember(const Address& address) {
@@ -118,7 +129,7 @@ void Membership::on_proven(const NodeId& id, const Address& address) {
 
 void Membership::on_heard(const NodeId& id, const Address& address) {
   const TimePoint now = core_.clock.now();
-  last_heard_ = now;
+  core_.last_heard = now;
   rejoin_pause_ = 1s;
   core_.table.heard(id, address, now);
   if (std::exchange(contacted_, true)) return;
@@ -127,6 +138,12 @@ void Membership::on_heard(const NodeId& id, const Address& address) {
 }
 
 void Membership::on_failed(const NodeId& id, const Address& address) { core_.table.failed(id, address); }
+
+/// Whoever became a client takes itself out.
+void Membership::on_client(const NodeId& id, const Address& address) {
+  const Contact* known = core_.table.find(id);
+  if (known != nullptr && known->address == address) core_.table.remove(id);
+}
 
 /// Somebody asked us something. It enters the table only after it signed our nonce at that address.
 void Membership::on_stranger(const NodeId& id, const Address& address) {
@@ -176,20 +193,35 @@ void Membership::look_for_self(const std::vector<wire::NodeInfo>& seeds) {
   looking_for_self_ = true;
   LookupOptions options;
   options.want_records = false;
-  options.width = kBucketSize;
+  // The first repeat only looks for who joined in the same moment.
+  options.width = early_looks_ == 1 ? kReplication : kBucketSize;
   core_.look_up(
       {Key{core_.self.bytes}}, options,
       [this](std::size_t, LookupOutcome) {
         looking_for_self_ = false;
         // One refresh of the buckets once there is somebody to ask; two early repeats find those who joined meanwhile.
         if (!std::exchange(buckets_filled_, core_.table.size() != 0)) {
-          for (int bucket = 0; bucket < core_.table.depth(); ++bucket) refresh(bucket);
+          fill_buckets();
         }
-        const Duration pause = early_looks_ == 0 ? Duration{1s} : early_looks_ == 1 ? Duration{4s} : kSelfLookPeriod;
+        // A client has no neighbours that need to know it.
+        const Duration period = core_.client ? kBucketIdle : kSelfLookPeriod;
+        const Duration pause = early_looks_ == 0 ? Duration{1s} : early_looks_ == 1 ? Duration{4s} : period;
         ++early_looks_;
         next_self_look_ = core_.clock.now() + core_.jittered(pause);
       },
       seeds);
+}
+
+/// The first buckets have more places than one walk names nodes for; a small network, and a client, do without.
+void Membership::fill_buckets() {
+  const int depth = core_.table.depth();
+  const bool wide = !core_.client && depth >= kWideDepth;
+  for (int bucket = 0; bucket < depth; ++bucket) {
+    // The deepest were filled by the search for the own neighbours.
+    const bool found = wide && bucket + kNeighbourhood >= depth;
+    const int looks = found ? 0 : wide && bucket < 3 ? kWideLooks >> bucket : 1;
+    for (int look = 0; look < looks; ++look) refresh(bucket);
+  }
 }
 
 void Membership::refresh(int bucket) {
@@ -201,30 +233,51 @@ void Membership::refresh(int bucket) {
 void Membership::tick() {
   const TimePoint now = core_.clock.now();
   try_beacons();
-  if (!lifeline_.empty() && now - last_heard_ > kSilence && now >= next_rejoin_) {
-    next_rejoin_ = now + core_.jittered(rejoin_pause_);
-    rejoin_pause_ = std::min<Duration>(rejoin_pause_ * 2, core_.options.bootstrap_max);
-    for (int i = 0; i < 8; ++i) {
-      const Address address = lifeline_[core_.random() % lifeline_.size()];
-      Request ping;
-      ping.to = address;
-      ping.body = wire::Ping{};
-      ping.on_reply = [this, address](const wire::Message& message, const wire::Reply&) {
-        buckets_filled_ = false;
-        on_beacon(message.sender_id, address);
-      };
-      core_.requests.start(std::move(ping));
-    }
-  }
+  if (!lifeline_.empty() && now - core_.last_heard > silence() && now >= next_rejoin_) seek_contact();
   if (core_.table.size() == 0) return;
+  if (preparing_ && !may_join_) return;
   if (now >= next_self_look_ && !looking_for_self_) look_for_self({});
   if (now >= next_refresh_) {
     next_refresh_ = now + core_.jittered(60s);
+    std::erase_if(asked_, [&](const auto& entry) { return entry.second <= now; });
     for (int bucket = 0; bucket < core_.table.depth(); ++bucket) {
       if (!core_.table.stale(bucket, now - kBucketIdle)) continue;
       refresh(bucket);
       return;  // One a minute.
     }
+  }
+}
+
+/// Nobody asks a client anything. Its table stays good as long as it asks nobody; and the fewer it writes to, the more
+/// strangers there are who can tell whether they reach it.
+Duration Membership::silence() const {
+  return core_.client && core_.table.size() != 0 && !lost_ ? kClientSilence : kSilence;
+}
+
+void Membership::look_soon() {
+  early_looks_ = 0;
+  next_self_look_ = core_.clock.now();
+}
+
+/// Silence may be idleness: some are asked whether they are there. Only when none of them is was there an outage, after
+/// which neighbours and buckets are found anew.
+void Membership::seek_contact() {
+  const TimePoint now = core_.clock.now();
+  next_rejoin_ = now + core_.jittered(rejoin_pause_);
+  rejoin_pause_ = std::min<Duration>(rejoin_pause_ * 2, core_.options.bootstrap_max);
+  const std::size_t pings = lost_ ? kLifelinePings : kSilencePings;
+  for (std::size_t i = 0; i < pings; ++i) {
+    const Address address = lifeline_[core_.random() % lifeline_.size()];
+    Request ping;
+    ping.to = address;
+    ping.body = wire::Ping{};
+    ping.on_reply = [this, address](const wire::Message& message, const wire::Reply&) {
+      if (!std::exchange(lost_, false)) return;
+      buckets_filled_ = false;
+      on_beacon(message.sender_id, address);
+    };
+    ping.on_failure = [this] { lost_ = lost_ || core_.clock.now() - core_.last_heard > silence(); };
+    core_.requests.start(std::move(ping));
   }
 }
 
@@ -245,7 +298,9 @@ void Membership::restore(const std::vector<std::uint8_t>& state) {
     address.port = static_cast<std::uint16_t>(state[at + 16] << 8U | state[at + 17]);
     if (address.is_unicast()) lifeline_.push_back(address);
   }
-  last_heard_ = core_.clock.now() - kSilence - 1s;  // Go back to them at the first tick.
+  // Go back to them at the first tick.
+  lost_ = !lifeline_.empty();
+  core_.last_heard = core_.clock.now() - kSilence - 1s;
 }
 
 }  // namespace dmoe::dht

@@ -14,6 +14,7 @@ class Membership {
  public:
   struct Hooks {
     std::function<void(const NodeId&)> on_new_contact;
+    std::function<void(std::function<void()> join)> before_joining;  ///< At the first contact, once.
   };
 
   Membership(NodeCore& core, Hooks hooks);
@@ -26,12 +27,15 @@ class Membership {
   bool joining() const noexcept { return !contacted_ && !beacons_.empty(); }
   /// Runs `action` at the first contact, or at once after it.
   void when_contacted(std::function<void()> action);
+  /// Lets the neighbours know of this node: it became one of them.
+  void look_soon();
   /// Runs what waits for a contact: there will be none.
   void stop();
 
   void on_proven(const NodeId& id, const Address& address);
   void on_heard(const NodeId& id, const Address& address);
   void on_failed(const NodeId& id, const Address& address);
+  void on_client(const NodeId& id, const Address& address);
   void on_stranger(const NodeId& id, const Address& address);
   void on_conflict(const Address& elsewhere);
 
@@ -51,6 +55,9 @@ class Membership {
   void remember(const Address& address);
   void look_for_self(const std::vector<wire::NodeInfo>& seeds);
   void refresh(int bucket);
+  void fill_buckets();
+  void seek_contact();
+  Duration silence() const;
   bool in_table(const Address& address) const;
   Key random_key_in(int bucket);
 
@@ -63,13 +70,16 @@ class Membership {
   std::deque<Address> lifeline_;                  // Proven lately: the way back after an outage. Newest last.
   std::unordered_map<Address, TimePoint> asked_;  // Strangers asked for their proof, and until when not again.
   std::size_t asking_ = 0;
+  std::vector<wire::NodeInfo> seeds_;  // Who answered before this node may join.
+  bool preparing_ = false;
+  bool may_join_ = false;
   bool contacted_ = false;
   bool looking_for_self_ = false;
   bool buckets_filled_ = false;
   int early_looks_ = 0;  // The first self-lookups come soon after each other.
   TimePoint next_self_look_;
   TimePoint next_refresh_;
-  TimePoint last_heard_;
+  bool lost_ = false;  // Those who were asked after a silence did not answer either.
   Duration rejoin_pause_;
   TimePoint next_rejoin_;
 };

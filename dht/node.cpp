@@ -4,6 +4,7 @@
 #include "dht/membership.hpp"
 #include "dht/node_core.hpp"
 #include "dht/publisher.hpp"
+#include "dht/reach.hpp"
 #include "dht/replicator.hpp"
 
 #include <algorithm>
@@ -18,7 +19,6 @@ using namespace std::chrono_literals;
 constexpr Duration kTick = 1s;
 constexpr Duration kSaveTable = 60s;
 constexpr Duration kFirstContactWait = 5s;
-constexpr Duration kKnockWait = 3s;
 
 }  // namespace
 
@@ -59,10 +59,13 @@ class Node::Impl {
        NodeOptions options)
       : core_(network, clock, std::move(random), store, signer, options, request_hooks()),
         answerer_(core_, {[this](const NodeId& id, const Address& at) { membership_.on_stranger(id, at); },
-                          [this](const Address& from, std::uint64_t nonce) { on_knock(from, nonce); }}),
+                          [this](const Address& from, std::uint64_t nonce) { reach_test_.on_knock(from, nonce); }}),
         publisher_(core_),
-        replicator_(core_, publisher_),
-        membership_(core_, {[this](const NodeId& id) { replicator_.on_new_contact(id); }}) {
+        replicator_(core_),
+        reach_test_(core_),
+        reach_watch_(core_, reach_test_, [this](Reach reach) { on_reach_verdict(reach); }),
+        membership_(core_, {[this](const NodeId& id) { replicator_.on_new_contact(id); },
+                            [this](std::function<void()> join) { before_joining(std::move(join)); }}) {
     membership_.restore(store.load_state());
     network.on_receive(
         [this](const Address& source, std::span<const std::uint8_t> datagram) { on_datagram(source, datagram); });
@@ -95,7 +98,9 @@ class Node::Impl {
 
   void find_many(std::vector<Key> keys, FindOptions options,
                  std::function<void(std::vector<Result<FindResult>>)> handler);
-  void test_reach(std::uint16_t port, std::function<void(Reach)> handler);
+  ReachTest& reach_test() { return reach_test_; }
+  void set_client(bool client);
+  void on_reach(std::function<void(Reach, const std::optional<Address>&)> handler) { on_reach_ = std::move(handler); }
   void save_table() {
     const auto state = membership_.save();
     if (!state.empty()) core_.store.save_state(state);
@@ -118,6 +123,7 @@ class Node::Impl {
     return {[this](const NodeId& id, const Address& at) { membership_.on_proven(id, at); },
             [this](const NodeId& id, const Address& at) { membership_.on_heard(id, at); },
             [this](const NodeId& id, const Address& at) { membership_.on_failed(id, at); },
+            [this](const NodeId& id, const Address& at) { membership_.on_client(id, at); },
             [this](const Address& elsewhere) { membership_.on_conflict(elsewhere); }};
   }
 
@@ -125,20 +131,22 @@ class Node::Impl {
   void tick();
   void start(const std::shared_ptr<Finding>& finding);
   FindResult own_records(const Key& key);
+  void leave_copies(const std::vector<LiveRecord>& records, const wire::NodeInfo& at);
   void settle(const std::shared_ptr<Finding>& finding, std::size_t index, Result<FindResult> result);
-  void on_knock(const Address& from, std::uint64_t nonce);
+  void before_joining(std::function<void()> join);
+  void on_reach_verdict(Reach reach);
 
   NodeCore core_;
   Answerer answerer_;
   Publisher publisher_;
   Replicator replicator_;
+  ReachTest reach_test_;
+  ReachWatch reach_watch_;
   Membership membership_;
   TimerId tick_timer_ = 0;
   bool stopped_ = false;
   TimePoint next_save_;
-  std::uint64_t knock_nonce_ = 0;
-  bool knocked_by_known_ = false;
-  std::function<void(Reach)> on_knock_;
+  std::function<void(Reach, const std::optional<Address>&)> on_reach_;
 };
 
 void Node::Impl::on_datagram(const Address& source, std::span<const std::uint8_t> datagram) {
@@ -157,6 +165,7 @@ void Node::Impl::on_datagram(const Address& source, std::span<const std::uint8_t
 
 void Node::Impl::tick() {
   core_.store.purge(core_.clock.now());
+  core_.cache.purge(core_.clock.now());
   answerer_.expire_assemblies();
   membership_.tick();
   replicator_.tick();
@@ -241,12 +250,16 @@ void Node::Impl::start(const std::shared_ptr<Finding>& finding) {
   LookupOptions options;
   options.allow_cached = finding->options.allow_cached;
   options.quorum = finding->options.quorum;
+  options.enough = finding->options.enough;
   for (std::size_t i = 0; i < finding->keys.size(); ++i) {
     const Key& key = finding->keys[i];
     FindResult own = own_records(key);
     // What this node holds as one of the nearest counts as one holder's answer.
     const bool holder = !own.records.empty() && core_.table.self_is_near(key.bytes);
-    if (holder && options.quorum == 1) {
+    const bool copy_will_do = options.quorum == 1 && options.allow_cached && own.records.empty();
+    if (copy_will_do) own.records = core_.cache.get(key, core_.clock.now());
+    own.cached = copy_will_do && !own.records.empty();
+    if ((holder && options.quorum == 1) || own.cached) {
       own.holders = 1;
       settle(finding, i, std::move(own));
     } else {
@@ -255,11 +268,15 @@ void Node::Impl::start(const std::shared_ptr<Finding>& finding) {
     }
   }
   if (keys.empty()) return;
-  const auto on_key = [this, finding, indices](std::size_t at, LookupOutcome outcome) {
+  const auto on_key = [this, finding, indices, options](std::size_t at, LookupOutcome outcome) {
     const std::size_t index = indices[at];
     FindResult result = own_records(finding->keys[index]);
     result.holders = outcome.holders + (result.records.empty() ? 0 : 1);
     result.requests = outcome.requests;
+    result.cached = outcome.cached;
+    if (options.quorum == 1 && options.allow_cached && !outcome.cached && outcome.complete && outcome.cache_at) {
+      leave_copies(outcome.records, *outcome.cache_at);
+    }
     merge(result.records, std::move(outcome.records));
     if (outcome.ended_by_deadline && result.records.empty()) {
       return settle(finding, index, Error{Errc::kDeadlineExceeded, "the DHT did not answer in time", {}});
@@ -275,37 +292,44 @@ void Node::Impl::start(const std::shared_ptr<Finding>& finding) {
                                });
 }
 
-void Node::Impl::on_knock(const Address& from, std::uint64_t nonce) {
-  // From somebody we had written to, it may only have come through the hole that we made.
-  if (!on_knock_ || nonce != knock_nonce_) return;
-  if (core_.book.find(from) != nullptr) {
-    knocked_by_known_ = true;
-    return;
+/// For the next searches that come this way. Only what a holder said, never what a copy said: else copies of copies
+/// would be fresh for ever. Only a whole answer that fits one datagram, and none with a withdrawal in it.
+void Node::Impl::leave_copies(const std::vector<LiveRecord>& records, const wire::NodeInfo& at) {
+  if (records.empty() || records.size() > wire::kMaxRecordsPerDatagram) return;
+  wire::Store store;
+  store.cache = true;
+  std::size_t size = wire::kRequestOverhead;
+  const TimePoint now = core_.clock.now();
+  for (const LiveRecord& live : records) {
+    const auto left = std::chrono::floor<std::chrono::milliseconds>(live.deadline - now).count() - 1;
+    if (live.record.tombstone || left <= 0) return;
+    wire::TravellingRecord travelling{live.record, static_cast<std::uint32_t>(left),
+                                      static_cast<std::uint32_t>(live.record.value.size())};
+    size += wire::record_size(travelling);
+    if (size > kMaxDatagram) return;
+    store.records.push_back(std::move(travelling));
   }
-  std::exchange(on_knock_, {})(Reach::kReachable);
+  core_.requests.start(Request{at.address, at.id, std::move(store), 0, false, {}, {}, {}});
 }
 
-void Node::Impl::test_reach(std::uint16_t port, std::function<void(Reach)> handler) {
-  knock_nonce_ = core_.random() | 1U;
-  const auto passed_on = std::make_shared<bool>(false);
-  knocked_by_known_ = false;
-  on_knock_ = [this, handler](Reach reach) { core_.post([handler, reach] { handler(reach); }); };
-  const auto contacts = core_.table.contacts();
-  for (std::size_t i = 0; i < std::min<std::size_t>(contacts.size(), 3); ++i) {
-    const Contact& contact = contacts[core_.random() % contacts.size()];
-    Request request;
-    request.to = contact.address;
-    request.expected = contact.id;
-    request.body = wire::Probe{wire::Probe::Stage::kAsk, port, knock_nonce_, {}};
-    request.on_reply = [passed_on](const wire::Message&, const wire::Reply& reply) {
-      if (reply.acks.size() == 1 && reply.acks.front() == wire::Ack::kStored) *passed_on = true;
-    };
-    core_.requests.start(std::move(request));
+void Node::Impl::before_joining(std::function<void()> join) {
+  if (!core_.options.detect_reach || core_.client) return join();
+  reach_watch_.start(std::move(join));
+}
+
+void Node::Impl::on_reach_verdict(Reach reach) {
+  set_client(reach == Reach::kUnreachable);
+  if (on_reach_) on_reach_(reach, reach_test_.observed());
+}
+
+void Node::Impl::set_client(bool client) {
+  if (std::exchange(core_.client, client) == client) return;
+  core_.requests.set_client(client);
+  if (client) {
+    replicator_.leave();
+  } else {
+    membership_.look_soon();
   }
-  core_.after(kKnockWait, [this, nonce = knock_nonce_, passed_on] {
-    if (!on_knock_ || nonce != knock_nonce_) return;
-    std::exchange(on_knock_, {})(*passed_on && !knocked_by_known_ ? Reach::kUnreachable : Reach::kUnknown);
-  });
 }
 
 Node::Node(DatagramNetwork& network, Clock& clock, RandomSource random, RecordStore& store, const Signer& signer,
@@ -389,13 +413,19 @@ void Node::bootstrap(std::vector<Address> peers, std::function<void()> on_contac
 
 void Node::set_client(bool client) {
   assert(clock().on_strand());
-  impl_->core().client = client;
-  impl_->core().requests.set_client(client);
+  impl_->set_client(client);
+}
+
+bool Node::is_client() const { return impl_->core().client; }
+
+void Node::on_reach(std::function<void(Reach, const std::optional<Address>&)> handler) {
+  assert(clock().on_strand());
+  impl_->on_reach(std::move(handler));
 }
 
 void Node::test_reach(std::uint16_t port, std::function<void(Reach)> handler) {
   assert(clock().on_strand());
-  impl_->test_reach(port, std::move(handler));
+  impl_->reach_test().run(port, std::move(handler));
 }
 
 NodeStats Node::stats() const {
@@ -403,6 +433,7 @@ NodeStats Node::stats() const {
   return {core.table.size(),
           core.requests.in_flight(),
           impl_->stopped() ? StoreStats{} : core.store.stats(),
+          core.cache.size(),
           core.requests.sent() + core.answered,
           core.received,
           core.refused,

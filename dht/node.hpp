@@ -17,7 +17,10 @@
 namespace dmoe::dht {
 
 struct NodeOptions {
-  bool client_only = false;                     ///< Neither stores records nor enters other nodes' tables.
+  bool client_only = false;  ///< Neither stores records nor enters other nodes' tables.
+  /// Find out whether strangers reach this node before it joins, and every ten minutes: while they do not, it acts as a
+  /// client.
+  bool detect_reach = false;
   bool limit_subnets = true;                    ///< At most 4 global addresses of one /24 or /48 in a bucket.
   std::chrono::milliseconds max_ttl = kMaxTtl;  ///< Longer lifetimes are clipped to this.
   std::chrono::milliseconds bootstrap_period{
@@ -44,7 +47,12 @@ struct FindOptions {
   /// Holders whose records are merged before the search ends. 1: the first valid answer; 0: all that the 8 nearest
   /// have.
   std::size_t quorum = 1;
-  bool allow_cached = true;  ///< A copy that an earlier search left on the path will do; it may miss newer records.
+  /// Of a larger quorum, so many will do when the others are late: once so many gave records, the rest has a quarter
+  /// of a usual round trip left. 0: all are waited for.
+  std::size_t enough = 0;
+  /// With a quorum of 1, a copy that an earlier search left on the path will do: up to a minute old, it may miss newer
+  /// records and withdrawals.
+  bool allow_cached = true;
   std::optional<TimePoint> deadline;
 };
 
@@ -52,6 +60,7 @@ struct FindResult {
   std::vector<LiveRecord> records;  ///< Verified and alive; newest per publisher and subkey; no tombstones.
   std::size_t holders = 0;          ///< Nodes that gave them.
   std::size_t requests = 0;         ///< Datagrams asked for by the whole walk, when this key ended.
+  bool cached = false;              ///< From such a copy.
 };
 
 struct PingReport {
@@ -64,6 +73,7 @@ struct NodeStats {
   std::size_t known_nodes = 0;
   std::size_t in_flight = 0;
   StoreStats store;
+  std::size_t cached_keys = 0;  ///< Of which this node keeps copies for searches on their way.
   std::uint64_t datagrams_sent = 0;
   std::uint64_t datagrams_received = 0;
   std::uint64_t datagrams_refused = 0;  ///< Malformed, over a limit, unasked for, or with a bad signature.
@@ -116,8 +126,12 @@ class Node {
   void bootstrap(std::vector<Address> peers, std::function<void()> on_contact,
                  std::function<void(const Address&)> on_conflict);
 
-  /// From now on a client, or a full node again: for a node that learns whether others can reach it.
+  /// From now on a client, or a full node again. A node that becomes a client hands its records to others.
   void set_client(bool client);
+  bool is_client() const;
+  /// With `detect_reach`: runs when this node became a client (kUnreachable) or a full node again (kReachable).
+  /// `observed`: this node's address as others see it, where one said so.
+  void on_reach(std::function<void(Reach, const std::optional<Address>& observed)> handler);
 
   /// Asks others to reach this node at its observed address with the given port (0: as observed).
   void test_reach(std::uint16_t port, std::function<void(Reach)> handler);

@@ -4,6 +4,7 @@
 #include "dht/cookie.hpp"
 #include "dht/lookup.hpp"
 #include "dht/node.hpp"
+#include "dht/path_cache.hpp"
 #include "dht/peer_book.hpp"
 #include "dht/requests.hpp"
 #include "dht/routing_table.hpp"
@@ -27,7 +28,8 @@ struct NodeCore {
         jar(random, clock.now()),
         table(self, options.limit_subnets),
         verifier(signer),
-        requests(network, clock, random, signer, book, client, std::move(hooks)) {}
+        requests(network, clock, random, signer, book, client, std::move(hooks)),
+        last_heard(clock.now()) {}
 
   DatagramNetwork& network;
   Clock& clock;
@@ -41,8 +43,10 @@ struct NodeCore {
   PeerBook book;
   RoutingTable table;
   RecordVerifier verifier;
+  PathCache cache;
   Requests requests;
   std::unordered_set<std::shared_ptr<Lookup>> lookups;  ///< Alive until their last key is reported.
+  TimePoint last_heard;  ///< An answer, or a request from somebody who has our cookie: the network is there.
   std::uint64_t answered = 0;
   std::uint64_t received = 0;
   std::uint64_t refused = 0;

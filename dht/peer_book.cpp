@@ -28,17 +28,26 @@ Duration RoundTrip::usual() const noexcept {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<float, std::micro>(mean_us + 3 * deviation_us));
 }
 
-Peer& PeerBook::at(const Address& address, TimePoint now) {
-  if (peers_.size() >= kCapacity && !peers_.contains(address)) forget_some();
-  Peer& peer = peers_[address];
-  peer.last_used = now;
-  return peer;
+Peer* PeerBook::look_up(const Address& address) const {
+  if (last_peer_ != nullptr && last_address_ == address) return last_peer_;
+  const auto found = peers_.find(address);
+  if (found == peers_.end()) return nullptr;
+  last_address_ = address;
+  last_peer_ = &found->second;
+  return last_peer_;
 }
 
-const Peer* PeerBook::find(const Address& address) const {
-  const auto found = peers_.find(address);
-  return found == peers_.end() ? nullptr : &found->second;
+Peer& PeerBook::at(const Address& address, TimePoint now) {
+  Peer* peer = look_up(address);
+  if (peer == nullptr) {
+    if (peers_.size() >= kCapacity) forget_some();
+    peer = &peers_[address];
+  }
+  peer->last_used = now;
+  return *peer;
 }
+
+const Peer* PeerBook::find(const Address& address) const { return look_up(address); }
 
 void PeerBook::heard(const Address& address, Duration round_trip, TimePoint now) {
   Peer& peer = at(address, now);
@@ -61,6 +70,7 @@ bool PeerBook::has_proven(const Address& address, const NodeId& id) const {
 }
 
 void PeerBook::forget_some() {
+  last_peer_ = nullptr;
   std::vector<TimePoint> used;
   used.reserve(peers_.size());
   for (const auto& [address, peer] : peers_) used.push_back(peer.last_used);

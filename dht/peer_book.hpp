@@ -47,8 +47,12 @@ class PeerBook {
  private:
   static constexpr std::size_t kCapacity = 768;
   void forget_some();
+  Peer* look_up(const Address& address) const;
 
-  std::unordered_map<Address, Peer> peers_;
+  mutable std::unordered_map<Address, Peer> peers_;
+  // Who was looked up last: a datagram's peer is needed several times in a row.
+  mutable Address last_address_;
+  mutable Peer* last_peer_ = nullptr;
   RoundTrip everybody_;
 };
 

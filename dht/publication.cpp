@@ -8,6 +8,7 @@ namespace dmoe::dht {
 namespace {
 
 constexpr std::size_t kCandidates = kReplication + 6;  // Who steps in where a holder is silent or full.
+constexpr int kBitsOfChance = 2;
 constexpr Duration kFreshEnough = std::chrono::minutes{2};
 
 }  // namespace
@@ -26,10 +27,11 @@ wire::TravellingRecord Publication::travelling(std::size_t index) const {
   return {record, static_cast<std::uint32_t>(left), static_cast<std::uint32_t>(record.value.size())};
 }
 
-/// Whether every one of the nearest proved itself, was heard lately and gave a cookie: no walk would tell more than
-/// their acknowledgements do.
-bool Publication::table_will_do(const std::vector<wire::NodeInfo>& nearest) const {
+/// Whether every one of the nearest proved itself, was heard lately and gave a cookie, and the network has hardly any
+/// nearer ones: no walk would tell more than their acknowledgements do.
+bool Publication::table_will_do(const std::vector<wire::NodeInfo>& nearest, const Key& key) const {
   if (nearest.size() < kReplication) return false;
+  if (shared_prefix_bits(nearest[kReplication - 1].id.bytes, key.bytes) + kBitsOfChance < usual_bits_) return false;
   const TimePoint now = core_.clock.now();
   return std::all_of(nearest.begin(), nearest.begin() + kReplication, [&](const wire::NodeInfo& node) {
     const Peer* peer = core_.book.find(node.address);
@@ -38,6 +40,8 @@ bool Publication::table_will_do(const std::vector<wire::NodeInfo>& nearest) cons
 }
 
 void Publication::start() {
+  const auto neighbours = core_.table.closest(core_.self.bytes, kReplication);
+  if (!neighbours.empty()) usual_bits_ = shared_prefix_bits(neighbours.back().id.bytes, core_.self.bytes);
   std::vector<Key> unknown;
   std::vector<std::size_t> unknown_index;
   for (std::size_t index = 0; index < records_.size(); ++index) {
@@ -49,7 +53,7 @@ void Publication::start() {
       if (outcome == PutOutcome::kStored || outcome == PutOutcome::kUnchanged) ++items_[index].replicas;
     }
     const auto nearest = core_.table.closest(record.key.bytes, kCandidates);
-    if (table_will_do(nearest)) {
+    if (table_will_do(nearest, record.key)) {
       items_[index].optimistic = true;
       for (const auto& node : nearest) add_holder(index, node);
     } else {
@@ -79,7 +83,19 @@ void Publication::add_holder(std::size_t index, const wire::NodeInfo& node) {
         return closer(known.node.id.bytes, id.bytes, records_[index].key.bytes);
       });
   if (place != holders.end() && place->node.id == node.id) return;
-  if (holders.size() >= 2 * kCandidates) return;
+  if (holders.size() >= 2 * kCandidates) {
+    if (place == holders.end()) return;
+    // Whoever refused, or is too far to be asked, makes way for who is nearer.
+    const auto spent = std::find_if(holders.rbegin(), holders.rend(), [](const Holder& known) {
+      return known.state == State::kRefused || known.state == State::kNew;
+    });
+    if (spent == holders.rend()) return;
+    const auto index_of_spent = std::distance(spent, holders.rend()) - 1;
+    const auto at = place - holders.begin();
+    holders.erase(holders.begin() + index_of_spent);
+    holders.insert(holders.begin() + (index_of_spent < at ? at - 1 : at), Holder{node, State::kNew, 0});
+    return;
+  }
   holders.insert(place, Holder{node, State::kNew, 0});
 }
 

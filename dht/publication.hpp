@@ -9,9 +9,9 @@
 
 namespace dmoe::dht {
 
-/// Each record goes to the 8 nearest nodes that take it. Where the table already knows 8 that gave a cookie, the record
-/// is sent at once, and two of the holders say whom they know nearer; otherwise a walk finds them first. A slow or
-/// refusing node is replaced by the next.
+/// Each record goes to the 8 nearest nodes that take it. Where the table already knows 8 that gave a cookie and are
+/// as near to the key as its holders should be, the record is sent at once, and two of the holders say whom they know
+/// nearer; otherwise a walk finds them first. A slow or refusing node is replaced by the next.
 class Publication : public std::enable_shared_from_this<Publication> {
  public:
   struct Fate {
@@ -42,7 +42,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     bool done = false;
   };
 
-  bool table_will_do(const std::vector<wire::NodeInfo>& nearest) const;
+  bool table_will_do(const std::vector<wire::NodeInfo>& nearest, const Key& key) const;
   void add_holder(std::size_t index, const wire::NodeInfo& node);
   void dispatch_soon();
   void dispatch();
@@ -60,6 +60,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   std::vector<Item> items_;
   OnRecord on_record_;
   TimePoint signed_at_;
+  int usual_bits_ = 0;  // What a key's eighth nearest node has in common with it, judged by this node's neighbours.
   bool dispatch_posted_ = false;
 };
 

@@ -159,29 +159,4 @@ void Publisher::learn_sequence(Waiting waiting) {
   });
 }
 
-void Publisher::hand_over(const std::vector<LiveRecord>& records, const wire::NodeInfo& to) {
-  const TimePoint now = core_.clock.now();
-  wire::Store store;
-  std::size_t size = wire::kRequestOverhead;
-  const auto send = [&] {
-    if (store.records.empty()) return;
-    // Made in one piece: gcc 12 warns of uninitialized members when a default body is replaced here.
-    core_.requests.start(Request{to.address, to.id, std::exchange(store, {}), 2, false, {}, {}, {}});
-    size = wire::kRequestOverhead;
-  };
-  for (const LiveRecord& live : records) {
-    const auto left = std::chrono::floor<std::chrono::milliseconds>(live.deadline - now).count() - 1;
-    if (left <= 0) continue;
-    wire::TravellingRecord travelling{live.record, static_cast<std::uint32_t>(left),
-                                      static_cast<std::uint32_t>(live.record.value.size())};
-    const std::size_t needed = wire::record_size(travelling);
-    if (needed + wire::kRequestOverhead > kMaxDatagram)
-      continue;  // Large values stay with their holders and publisher.
-    if (size + needed > kMaxDatagram || store.records.size() == wire::kMaxRecordsPerDatagram) send();
-    size += needed;
-    store.records.push_back(std::move(travelling));
-  }
-  send();
-}
-
 }  // namespace dmoe::dht

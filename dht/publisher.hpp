@@ -23,8 +23,6 @@ class Publisher {
   void tick();
   /// Answers everything that waits or is on its way with kCancelled, and so what comes later.
   void stop();
-  /// Sends somebody's signed records to the nodes given, with what remains of their lives; nobody is told.
-  void hand_over(const std::vector<LiveRecord>& records, const wire::NodeInfo& to);
 
  private:
   friend class Publication;

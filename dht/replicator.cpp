@@ -9,6 +9,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kGather = 2s;  // Newcomers of this long share a round.
+constexpr Duration kAgain = 30s;
 constexpr Duration kPeriod = 10min;
 constexpr Duration kLongLived = 5min;  // Shorter ones are renewed by their publishers before a period is over.
 constexpr Duration kSlicePause = 20ms;
@@ -16,10 +17,11 @@ constexpr std::size_t kSliceKeys = 128;
 
 }  // namespace
 
-Replicator::Replicator(NodeCore& core, Publisher& publisher)
+Replicator::Replicator(NodeCore& core)
     : core_(core),
-      publisher_(publisher),
+      hand_over_(core),
       next_newcomers_(core.clock.now()),
+      next_again_(core.clock.now()),
       next_periodic_(core.clock.now() + core.jittered(kPeriod)) {}
 
 void Replicator::on_new_contact(const NodeId& id) {
@@ -30,9 +32,17 @@ void Replicator::on_new_contact(const NodeId& id) {
 
 void Replicator::tick() {
   const TimePoint now = core_.clock.now();
-  if (running_ || core_.client) return;
-  if (!newcomers_.empty() && now >= next_newcomers_) {
+  if (running_ || (core_.client && !leaving_)) return;
+  farewell_ = std::exchange(leaving_, false);
+  if (farewell_) {
+    everybody_ = true;
+  } else if (!newcomers_.empty() && now >= next_newcomers_) {
     serving_ = std::exchange(newcomers_, {});
+    if (again_.empty()) next_again_ = now + kAgain;
+    again_.insert(serving_.begin(), serving_.end());
+    everybody_ = false;
+  } else if (!again_.empty() && now >= next_again_) {
+    serving_ = std::exchange(again_, {});
     everybody_ = false;
   } else if (now >= next_periodic_) {
     next_periodic_ = now + core_.jittered(kPeriod);
@@ -43,6 +53,11 @@ void Replicator::tick() {
   running_ = true;
   cursor_.reset();
   slice();
+}
+
+void Replicator::leave() {
+  leaving_ = true;
+  if (!running_) tick();
 }
 
 void Replicator::slice() {
@@ -74,10 +89,10 @@ void Replicator::hand_over(const Key& key) {
   const TimePoint now = core_.clock.now();
   std::vector<LiveRecord> records;
   core_.store.visit(key, now, 0, [&](const LiveRecord& live) {
-    if (!everybody_ || live.deadline - now > kLongLived) records.push_back(live);
+    if (!everybody_ || farewell_ || live.deadline - now > kLongLived) records.push_back(live);
     return true;
   });
-  for (const wire::NodeInfo& node : to) publisher_.hand_over(records, node);
+  for (const wire::NodeInfo& node : to) hand_over_.send(records, node);
 }
 
 }  // namespace dmoe::dht

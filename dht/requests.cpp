@@ -6,6 +6,9 @@
 namespace dmoe::dht {
 namespace {
 
+constexpr std::size_t kWindow = 96;
+constexpr std::size_t kWideWindow = 256;
+constexpr Duration kWideNetwork = std::chrono::milliseconds{20};
 constexpr Duration kShortestFailure = std::chrono::milliseconds{200};
 constexpr Duration kLongestFailure = std::chrono::milliseconds{3'000};
 constexpr Duration kCookieFresh = std::chrono::minutes{4};    // Shorter than any cookie's life.
@@ -30,6 +33,12 @@ Requests::Requests(DatagramNetwork& network, Clock& clock, RandomSource& random,
       client_(client),
       hooks_(std::move(hooks)) {}
 
+/// On a wide network the answers to one burst come spread over a round trip, and waiting for a place would cost one.
+std::size_t Requests::window() const noexcept {
+  const RoundTrip& everybody = book_.everybody();
+  return everybody.known() && everybody.usual() > kWideNetwork ? kWideWindow : kWindow;
+}
+
 Requests::~Requests() { stop(); }
 
 void Requests::stop() {
@@ -50,7 +59,7 @@ void Requests::start(Request request) {
     });
     return;
   }
-  if (in_window_ >= kWindow) {
+  if (in_window_ >= window()) {
     waiting_.push_back(std::move(request));
     return;
   }
@@ -154,7 +163,7 @@ void Requests::look_at(std::uint64_t transaction) {
 void Requests::leave_window(Flight& flight) {
   if (std::exchange(flight.slow, true)) return;
   --in_window_;
-  while (!waiting_.empty() && in_window_ < kWindow) {
+  while (!waiting_.empty() && in_window_ < window()) {
     Request next = std::move(waiting_.front());
     waiting_.pop_front();
     launch(std::move(next));
@@ -199,6 +208,7 @@ bool Requests::on_reply(const Address& source, const wire::Message& message, wir
   }
   if (reply.conflict) hooks_.on_conflict(*reply.conflict);
   hooks_.on_heard(id, source);
+  if (message.client) hooks_.on_client(id, source);
   if (stopped_) return true;
   leave_window(*flight);
   std::erase_if(reply.nodes, [&](const wire::NodeInfo& node) { return !may_name(source, node.address); });

@@ -29,15 +29,16 @@ struct Request {
 };
 
 /// Sends requests and matches replies. A request older than its peer's usual round trip is reported as slow and
-/// repeated, and its answer is still welcome until it fails at some four times that. At most `kWindow` requests that
-/// are not slow are in flight; others queue, so that a burst of ours does not overrun our own or others' socket
-/// buffers.
+/// repeated, and its answer is still welcome until it fails at some four times that. Only so many requests that are not
+/// slow are in flight; others queue, so that a burst of ours does not overrun our own or others' socket buffers.
 class Requests {
  public:
   struct Hooks {
     std::function<void(const NodeId&, const Address&)> on_proven;  ///< It signed our nonce at this address.
     std::function<void(const NodeId&, const Address&)> on_heard;   ///< It answered.
     std::function<void(const NodeId&, const Address&)> on_failed;
+    std::function<void(const NodeId&, const Address&)>
+        on_client;                                              ///< It answered that it is a client (after on_heard).
     std::function<void(const Address& elsewhere)> on_conflict;  ///< Our identity is in use there.
   };
 
@@ -86,7 +87,7 @@ class Requests {
   void fail(std::uint64_t transaction);
   bool proof_holds(const wire::Message& message, const wire::Reply& reply) const;
 
-  static constexpr std::size_t kWindow = 96;
+  std::size_t window() const noexcept;
 
   DatagramNetwork& network_;
   Clock& clock_;

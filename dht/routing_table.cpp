@@ -6,12 +6,14 @@ namespace dmoe::dht {
 namespace {
 
 constexpr std::size_t kSpares = 8;             // Replacements per bucket.
+constexpr std::size_t kSparesSought = 2;       // Until there are so many, strangers are asked for their proof.
 constexpr std::size_t kPerSubnetInBucket = 4;  // Of one /24 or /48, global addresses only.
 constexpr std::uint8_t kFailuresAllowed = 2;
 
 template <class Contacts>
 auto find_in(Contacts& contacts, const NodeId& id) {
-  return std::find_if(contacts.begin(), contacts.end(), [&](const Contact& contact) { return contact.id == id; });
+  return std::find_if(contacts.begin(), contacts.end(),
+                      [&](const Contact& contact) { return same(contact.id.bytes, id.bytes); });
 }
 
 }  // namespace
@@ -63,7 +65,7 @@ bool RoutingTable::wants(const NodeId& id, const Address& address) const {
   const Bucket& bucket = buckets_[index];
   if (find_in(bucket.live, id) != bucket.live.end() || find_in(bucket.spare, id) != bucket.spare.end()) return false;
   if (subnet_full(bucket, address)) return false;
-  return bucket.live.size() < capacity(index) || bucket.spare.size() < kSpares;
+  return bucket.live.size() < capacity(index) || bucket.spare.size() < kSparesSought;
 }
 
 const Contact* RoutingTable::find(const NodeId& id) const {
@@ -127,17 +129,28 @@ std::optional<Contact> RoutingTable::stalest(const NodeId& id) const {
 }
 
 std::vector<wire::NodeInfo> RoutingTable::closest(const Bits& target, std::size_t count) const {
+  struct Near {
+    std::uint64_t distance;  // The first 64 bits of it; ties are rare, and forged.
+    const Contact* contact;
+  };
   std::vector<wire::NodeInfo> result;
-  std::vector<const Contact*> group;
+  result.reserve(std::min(count, size_));
+  thread_local std::vector<Near> group;  // Its memory is kept: every request that is answered comes through here.
+  group.clear();
   const auto take_group = [&] {
     const std::size_t room = std::min(count - result.size(), group.size());
     std::partial_sort(group.begin(), group.begin() + static_cast<std::ptrdiff_t>(room), group.end(),
-                      [&](const Contact* a, const Contact* b) { return closer(a->id.bytes, b->id.bytes, target); });
-    for (std::size_t i = 0; i < room; ++i) result.push_back({group[i]->id, group[i]->address});
+                      [&](const Near& a, const Near& b) {
+                        if (a.distance != b.distance) return a.distance < b.distance;
+                        return closer(a.contact->id.bytes, b.contact->id.bytes, target);
+                      });
+    for (std::size_t i = 0; i < room; ++i) result.push_back({group[i].contact->id, group[i].contact->address});
     group.clear();
   };
   const auto gather = [&](std::size_t index) {
-    for (const Contact& contact : buckets_[index].live) group.push_back(&contact);
+    for (const Contact& contact : buckets_[index].live) {
+      group.push_back({distance_prefix(contact.id.bytes, target), &contact});
+    }
   };
   // Nearest first: the target's own bucket, then all deeper ones together, then the shallower ones one by one.
   const auto own =

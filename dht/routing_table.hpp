@@ -50,6 +50,7 @@ class RoutingTable {
   bool self_is_near(const Bits& target) const;
 
   std::size_t size() const noexcept { return size_; }
+  bool limits_subnets() const noexcept { return limit_subnets_; }
   std::vector<Contact> contacts() const;
   /// The deepest bucket that has an entry: about log2 of the network's size.
   int depth() const noexcept;

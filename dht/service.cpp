@@ -8,6 +8,7 @@
 #include "dht/rocksdb_store.hpp"
 #include "dht/udp_network.hpp"
 
+#include <spdlog/spdlog.h>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 
@@ -38,12 +39,14 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
     }
     NodeOptions node_options;
     node_options.client_only = options_.client_only;
+    node_options.detect_reach = !options_.client_only;
     node_ = std::make_unique<Node>(*network_, *clock_, secure_random_source(), *store_, signer_, node_options);
     directory_ = std::make_unique<ExpertDirectory>(*node_);
     port_ = network_->port();
     boost::asio::post(clock_->strand(), [self = shared_from_this()] {
       if (self->stopped_) return;
       self->running_ = true;
+      self->node_->on_reach(tell_reach);
       self->clock_->start();
       self->network_->start();
     });
@@ -57,7 +60,7 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
       }
       self->bootstrap_ = std::make_shared<Bootstrap>(
           *self->node_, self->clock_, Bootstrap::Accepts{self->network_->takes_v4(), self->network_->takes_v6()},
-          self->options_.initial_peers, self->options_.join_timeout, !self->options_.client_only);
+          self->options_.initial_peers, self->options_.join_timeout);
       self->bootstrap_->start(std::move(handler));
     });
   }
@@ -92,6 +95,18 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
   Node& node() noexcept { return *node_; }
 
  private:
+  static void tell_reach(Reach reach, const std::optional<Address>& observed) {
+    const std::string at = observed ? " at " + to_string(*observed) : std::string();
+    if (reach == Reach::kUnreachable) {
+      spdlog::warn(
+          "dht: other nodes cannot reach this one{} (NAT or firewall): it acts as a client, holding no records; open "
+          "that UDP port to change it",
+          at);
+    } else {
+      spdlog::info("dht: other nodes reach this one{} again: it holds records", at);
+    }
+  }
+
   void shut_down() {
     if (std::exchange(stopped_, true)) return;
     if (bootstrap_) bootstrap_->stop();

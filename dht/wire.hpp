@@ -45,6 +45,7 @@ struct Find {
 struct Store {
   std::vector<TravellingRecord> records;
   bool want_nodes = false;
+  bool cache = false;  ///< Everything under one key, to be kept as a copy for other readers.
 };
 
 struct Chunk {

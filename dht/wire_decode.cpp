@@ -101,6 +101,7 @@ Find get(schema::Find::Reader in) {
 Store get(schema::Store::Reader in) {
   Store store;
   store.want_nodes = in.getWantNodes();
+  store.cache = in.getCache();
   const auto records = in.getRecords();
   require(records.size() >= 1 && records.size() <= kMaxRecordsPerDatagram);
   for (const auto record : records) {

@@ -84,6 +84,7 @@ void put_body(const Find& find, schema::Datagram::Builder out) {
 void put_body(const Store& store, schema::Datagram::Builder out) {
   auto body = out.initStore();
   body.setWantNodes(store.want_nodes);
+  body.setCache(store.cache);
   auto records = body.initRecords(static_cast<unsigned>(store.records.size()));
   for (unsigned i = 0; i < store.records.size(); ++i) put(store.records[i], records[i]);
 }

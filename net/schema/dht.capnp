@@ -56,6 +56,7 @@ struct Record {
 struct Store {
   records @0 :List(Record);
   wantNodes @1 :Bool;          # The receiver shall name the nodes it knows closest to the keys.
+  cache @2 :Bool;              # Copies for readers on their way: the receiver is not asked to be a holder. One key.
 }
 
 struct Chunk {

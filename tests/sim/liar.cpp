@@ -19,13 +19,15 @@ void Liar::answer(const Address& source, std::span<const std::uint8_t> datagram)
   }
   if (const auto* find = std::get_if<wire::Find>(&message->body)) {
     reply.done_keys = ~0ULL;
-    for (std::size_t i = 0; i < 8; ++i) {
+    if (only_) reply.nodes.push_back(*only_);
+    for (std::size_t i = 0; i < 8 && !only_; ++i) {
       wire::NodeInfo fake{dht::NodeId{find->keys.front().bytes}, {}};
       for (std::size_t byte = 4; byte < 32; ++byte) fake.id.bytes[byte] = static_cast<std::uint8_t>(world_.random());
       fake.address = Address::v4(static_cast<std::uint32_t>(0x60000000U + world_.random() % 0x01000000U), 4040);
+      if (!victims_.empty()) fake.address = victims_[world_.random() % victims_.size()];
       reply.nodes.push_back(fake);
     }
-    for (std::size_t i = 0; i < 8 && !accomplices_.empty(); ++i) {
+    for (std::size_t i = 0; i < 8 && !accomplices_.empty() && !only_; ++i) {
       reply.nodes.push_back(accomplices_[world_.random() % accomplices_.size()]);
     }
   } else if (const auto* store = std::get_if<wire::Store>(&message->body)) {

@@ -1,5 +1,6 @@
 #include "tests/sim/world.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -78,7 +79,7 @@ dht::TimerId Host::schedule(TimePoint when, std::function<void()> action) {
   return world_.at(std::max(when, world_.now_), index, std::move(action));
 }
 
-void Host::cancel(dht::TimerId timer) { world_.actions_.erase(timer); }
+void Host::cancel(dht::TimerId timer) { world_.cancel(timer); }
 
 void Host::post(std::function<void()> action) { world_.at(world_.now_, index, std::move(action)); }
 
@@ -110,13 +111,14 @@ World::~World() {
   for (auto& host : hosts_) host->node_.reset();
 }
 
-Host& World::add_host(std::optional<Address> address) {
+Host& World::add_host(std::optional<Address> address, std::optional<CheapSigner> signer) {
   const std::size_t index = hosts_.size();
   // Spread over the address space: 11.0.0.0 upwards, each in a /24 of its own.
   const auto ip = static_cast<std::uint32_t>(0x0B000001U + (index << 8U));
   const Address own = address.value_or(Address::v4(ip, 4040));
   hosts_.push_back(std::make_unique<Host>(*this, index, own));
   by_address_[own] = index;
+  if (signer) hosts_.back()->signer_ = std::make_unique<CheapSigner>(*signer);
   return *hosts_.back();
 }
 
@@ -162,29 +164,59 @@ void World::transmit(Host& from, const Address& to, std::span<const std::uint8_t
   if (uniform() < model.loss) return;
   const int copies = uniform() < model.duplication ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
-    const std::uint64_t id = ++next_;
-    under_way_.emplace(id, Datagram{from.address, {bytes.begin(), bytes.end()}});
-    events_.push({now_ + one_way(from.address, to), id, found->second, id});
+    if (free_datagrams_.empty()) {
+      free_datagrams_.push_back(static_cast<std::uint32_t>(under_way_.size()));
+      under_way_.emplace_back();
+    }
+    const std::uint32_t place = free_datagrams_.back();
+    free_datagrams_.pop_back();
+    Datagram& datagram = under_way_[place];
+    datagram.source = static_cast<std::uint32_t>(from.index);
+    datagram.size = static_cast<std::uint16_t>(std::min(bytes.size(), datagram.bytes.size()));
+    std::copy_n(bytes.begin(), datagram.size, datagram.bytes.begin());
+    events_.push(
+        {now_ + one_way(from.address, to), ++next_, static_cast<std::uint32_t>(found->second), place, 0, true});
   }
 }
 
-void World::deliver(std::size_t to, Datagram datagram) {
+void World::deliver(std::size_t to, const Datagram& datagram) {
   Host& host = *hosts_[to];
-  const auto source = by_address_.find(datagram.source);
-  const bool same_island = source != by_address_.end() && hosts_[source->second]->island == host.island;
-  if (host.cut_off || !same_island || !host.receiver_) return;
+  const Host& source = *hosts_[datagram.source];
+  if (host.cut_off || source.island != host.island) return;
+  ++host.arrived;
+  if (!host.receiver_) return;
   if (host.behind_nat) {
-    const auto hole = host.holes_.find(datagram.source);
+    const auto hole = host.holes_.find(source.address);
     if (hole == host.holes_.end() || now_ - hole->second > kNatHole) return;
   }
-  host.receiver_(datagram.source, datagram.bytes);
+  host.receiver_(source.address, {datagram.bytes.data(), datagram.size});
 }
 
 dht::TimerId World::at(TimePoint when, std::size_t host, std::function<void()> action) {
-  const std::uint64_t id = ++next_;
-  actions_.emplace(id, std::move(action));
-  events_.push({when, id, host, id});
-  return id;
+  if (free_actions_.empty()) {
+    free_actions_.push_back(static_cast<std::uint32_t>(actions_.size()));
+    actions_.emplace_back();
+  }
+  const std::uint32_t place = free_actions_.back();
+  free_actions_.pop_back();
+  Action& entry = actions_[place];
+  entry.run = std::move(action);
+  events_.push({when, ++next_, static_cast<std::uint32_t>(host), place, entry.generation, false});
+  return std::uint64_t{entry.generation} << 32U | place;
+}
+
+std::function<void()> World::take_action(std::uint32_t place) {
+  ++actions_[place].generation;
+  free_actions_.push_back(place);
+  return std::exchange(actions_[place].run, {});
+}
+
+/// The event stays in the queue and finds its action gone.
+void World::cancel(dht::TimerId timer) {
+  const auto place = static_cast<std::uint32_t>(timer);
+  if (place < actions_.size() && actions_[place].generation == static_cast<std::uint32_t>(timer >> 32U)) {
+    take_action(place);
+  }
 }
 
 void World::step() {
@@ -192,10 +224,11 @@ void World::step() {
   events_.pop();
   now_ = event.when;
   running_ = event.host;
-  if (auto datagram = under_way_.extract(event.timer)) {
-    deliver(event.host, std::move(datagram.mapped()));
-  } else if (auto action = actions_.extract(event.timer)) {
-    action.mapped()();
+  if (event.is_datagram) {
+    deliver(event.host, under_way_[event.place]);  // A deque: what is sent meanwhile does not move it.
+    free_datagrams_.push_back(event.place);
+  } else if (actions_[event.place].generation == event.generation) {
+    take_action(event.place)();
   }
   running_.reset();
 }

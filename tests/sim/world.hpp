@@ -5,7 +5,9 @@
 #include "dht/memory_store.hpp"
 #include "dht/node.hpp"
 
+#include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -76,6 +78,7 @@ class Host final : public dht::Clock, public dht::DatagramNetwork {
   bool behind_nat = false;  ///< Datagrams come in only from where some went out in the last two minutes.
   std::chrono::milliseconds wall_skew{0};
   std::uint64_t sent = 0;
+  std::uint64_t arrived = 0;  ///< Datagrams sent to this address that were not lost, listened to or not.
 
  private:
   friend class World;
@@ -95,8 +98,8 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  /// A host with an address of its own /16 (or the one given).
-  Host& add_host(std::optional<Address> address = {});
+  /// A host with an address in a /24 of its own (or the one given), and a key of its own (or the one given).
+  Host& add_host(std::optional<Address> address = {}, std::optional<CheapSigner> signer = {});
   Host& host(std::size_t index) { return *hosts_[index]; }
   std::size_t size() const { return hosts_.size(); }
 
@@ -124,23 +127,33 @@ class World {
 
  private:
   friend class Host;
+  /// Something to happen: an action (a timer or posted work) or a datagram that arrives, by its place in the pool.
   struct Event {
     TimePoint when;
     std::uint64_t order;
-    std::size_t host;
-    std::uint64_t timer;  // Or a datagram, or posted work: looked up by this number.
+    std::uint32_t host;
+    std::uint32_t place;
+    std::uint32_t generation;
+    bool is_datagram;
     friend bool operator>(const Event& a, const Event& b) {
       return a.when != b.when ? a.when > b.when : a.order > b.order;
     }
   };
+  struct Action {
+    std::function<void()> run;
+    std::uint32_t generation = 0;  // Raised when the place is used anew: a timer that ran cannot cancel its successor.
+  };
   struct Datagram {
-    Address source;
-    std::vector<std::uint8_t> bytes;
+    std::uint32_t source = 0;  // The sending host.
+    std::uint16_t size = 0;
+    std::array<std::uint8_t, dht::kMaxDatagram> bytes;
   };
 
   dht::TimerId at(TimePoint when, std::size_t host, std::function<void()> action);
   void transmit(Host& from, const Address& to, std::span<const std::uint8_t> bytes);
-  void deliver(std::size_t to, Datagram datagram);
+  void deliver(std::size_t to, const Datagram& datagram);
+  void cancel(dht::TimerId timer);
+  std::function<void()> take_action(std::uint32_t place);
   Duration one_way(const Address& from, const Address& to);
   double normal();
   void step();
@@ -152,8 +165,10 @@ class World {
   std::vector<std::unique_ptr<Host>> hosts_;
   std::unordered_map<Address, std::size_t> by_address_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::unordered_map<std::uint64_t, std::function<void()>> actions_;
-  std::unordered_map<std::uint64_t, Datagram> under_way_;
+  std::vector<Action> actions_;
+  std::vector<std::uint32_t> free_actions_;
+  std::deque<Datagram> under_way_;
+  std::vector<std::uint32_t> free_datagrams_;
   std::optional<std::size_t> running_;
 };
 
