@@ -252,6 +252,13 @@ void Answerer::keep_copies(const Address& source, const wire::Store& store) {
   const Key& key = store.records.front().record.key;
   const TimePoint now = core_.clock.now();
   if (core_.client || core_.store.visit(key, now, 0, [](const LiveRecord&) { return false; }) != 0) return;
+  const auto have = core_.cache.get(key, now);
+  const bool known =
+      have.size() == store.records.size() &&
+      std::equal(have.begin(), have.end(), store.records.begin(), [](const auto& ours, const auto& theirs) {
+        return ours.record.replaces(theirs.record) && ours.record.sequence >= theirs.record.sequence;
+      });
+  if (known) return;  // Nothing to verify, and nothing that would live longer.
   if (!spend(source, 0.5 * static_cast<double>(store.records.size()))) return;
   std::vector<LiveRecord> copies;
   for (const wire::TravellingRecord& travelling : store.records) {

@@ -56,6 +56,25 @@ bool Lookup::crowded(Search& search, std::uint64_t subnet, std::vector<Candidate
   return false;
 }
 
+/// In a full list the farthest makes way for a nearer one, but nobody whose answer may still come: the first who were
+/// asked are at the end by now. Where the dead (or invented) fill half of it, one of them goes.
+bool Lookup::make_room(Search& search, std::ptrdiff_t& at) {
+  auto& list = search.candidates;
+  const auto farthest = std::find_if(list.rbegin(), list.rend(), [](const Candidate& known) {
+    return known.state == State::kNew || known.state == State::kAnswered;
+  });
+  if (farthest != list.rend() && list.rend() - farthest - 1 >= at) {
+    list.erase(std::next(farthest).base());
+    return true;
+  }
+  const auto is_dead = [](const Candidate& known) { return known.state == State::kFailed; };
+  if (static_cast<std::size_t>(std::count_if(list.begin(), list.end(), is_dead)) < kMaxCandidates / 2) return false;
+  const auto dead = std::find_if(list.begin(), list.end(), is_dead);
+  if (dead - list.begin() < at) --at;
+  list.erase(dead);
+  return true;
+}
+
 void Lookup::add(Search& search, const wire::NodeInfo& node, std::uint16_t source) {
   if (node.id == context_.self) return;
   auto& list = search.candidates;
@@ -66,13 +85,9 @@ void Lookup::add(Search& search, const wire::NodeInfo& node, std::uint16_t sourc
   const bool counted = context_.table.limits_subnets() && node.address.is_global();
   const std::uint64_t subnet = counted ? node.address.subnet() : 0;
   if (crowded(search, subnet, place)) return;
-  if (list.size() >= kMaxCandidates) {
-    if (place == list.end() || list.back().state != State::kNew) return;
-    list.insert(place, Candidate{node, State::kNew, false, source, subnet});
-    list.pop_back();
-  } else {
-    list.insert(place, Candidate{node, State::kNew, false, source, subnet});
-  }
+  auto at = place - list.begin();
+  if (list.size() >= kMaxCandidates && !make_room(search, at)) return;
+  list.insert(list.begin() + at, Candidate{node, State::kNew, false, source, subnet});
   // What proved itself here goes before what a stranger says.
   if (source == 0) return;
   if (const Contact* contact = context_.table.find(node.id))

@@ -5,6 +5,7 @@
 #include "dht/routing_table.hpp"
 
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -104,6 +105,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   };
 
   bool crowded(Search& search, std::uint64_t subnet, std::vector<Candidate>::iterator& place);
+  bool make_room(Search& search, std::ptrdiff_t& at);
   void add(Search& search, const wire::NodeInfo& node, std::uint16_t source);
   std::uint16_t source_of(const NodeId& id);
   std::size_t slots(const Search& search) const;

@@ -241,7 +241,10 @@ void Membership::tick() {
     next_refresh_ = now + core_.jittered(60s);
     std::erase_if(asked_, [&](const auto& entry) { return entry.second <= now; });
     for (int bucket = 0; bucket < core_.table.depth(); ++bucket) {
-      if (!core_.table.stale(bucket, now - kBucketIdle)) continue;
+      // Some buckets stay empty: there is nobody for them.
+      TimePoint& refreshed = refreshed_[static_cast<std::size_t>(bucket)];
+      if (now - refreshed < kBucketIdle || !core_.table.stale(bucket, now - kBucketIdle)) continue;
+      refreshed = now;
       refresh(bucket);
       return;  // One a minute.
     }

@@ -3,6 +3,7 @@
 
 #include "dht/node_core.hpp"
 
+#include <array>
 #include <deque>
 #include <unordered_map>
 
@@ -79,7 +80,8 @@ class Membership {
   int early_looks_ = 0;  // The first self-lookups come soon after each other.
   TimePoint next_self_look_;
   TimePoint next_refresh_;
-  bool lost_ = false;  // Those who were asked after a silence did not answer either.
+  std::array<TimePoint, 64> refreshed_{};  // By bucket: idle ones are not looked through again and again.
+  bool lost_ = false;                      // Those who were asked after a silence did not answer either.
   Duration rejoin_pause_;
   TimePoint next_rejoin_;
 };

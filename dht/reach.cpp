@@ -40,6 +40,7 @@ void ReachTest::ask(const std::shared_ptr<Test>& test, const Contact& contact, s
   request.to = contact.address;
   request.expected = contact.id;
   request.body = wire::Probe{wire::Probe::Stage::kAsk, port, test->nonce, {}};
+  request.repeats = 0;  // The answer takes twice the usual time, and each repeat would send somebody to knock.
   request.on_reply = [this, test, contact, port, repeated](const wire::Message&, const wire::Reply& reply) {
     if (reply.observed) observed_ = reply.observed;
     const auto ack = reply.acks.size() == 1 ? reply.acks.front() : wire::Ack::kFull;
@@ -47,7 +48,10 @@ void ReachTest::ask(const std::shared_ptr<Test>& test, const Contact& contact, s
     if (ack == wire::Ack::kBadCookie && !repeated) return ask(test, contact, port, true);
     on_answer(test, ack == wire::Ack::kStored);
   };
-  request.on_failure = [this, test] { on_answer(test, false); };
+  request.on_failure = [this, test, contact, port, repeated] {
+    if (!repeated) return ask(test, contact, port, true);
+    on_answer(test, false);
+  };
   core_.requests.start(std::move(request));
 }
 
