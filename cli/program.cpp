@@ -4,6 +4,7 @@
 #include "cli/help_formatter.hpp"
 #include "cli/options.hpp"
 #include "cli/process_setup.hpp"
+#include "expert_server/log_format.hpp"
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -41,9 +42,9 @@ void add_global_options(CLI::App& app, GlobalOptions& options) {
       ->capture_default_str()
       ->check(one_of({"debug", "info", "warn", "error", "off"}));
   app.add_option("--log-format", options.log_format, "Form of log lines on stderr")
-      ->type_name("text")
+      ->type_name("text|json")
       ->capture_default_str()
-      ->check(one_of({"text"}));
+      ->check(one_of({"text", "json"}));
   app.formatter(std::make_shared<HelpFormatter>());
   app.fallthrough();  // Before the commands are added: they inherit it, so that global options may follow a command.
   app.footer("Example: dmoe demo --steps 200");
@@ -104,6 +105,7 @@ void set_up_log(const GlobalOptions& options) {
   log->set_level(spdlog::level::from_str(options.log_level));
   // On a terminal a line first wipes the progress bar that may stand there; the bar draws itself anew.
   log->set_pattern(std::string(isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "") + "%Y-%m-%d %H:%M:%S.%e %l %v");
+  if (options.log_format == "json") expert_server::set_log_format(*log, expert_server::LogFormat::kJson);
   log->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(log));
 }

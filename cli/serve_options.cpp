@@ -3,6 +3,7 @@
 #include "cli/options.hpp"
 #include "cli/size_estimate.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace dmoe::cli {
@@ -190,6 +191,19 @@ void add_running_options(CLI::App& command, ServeOptions& options) {
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(decimal_number(0, 60, "0.005"));
+  command
+      .add_option("--max-memory", options.max_memory,
+                  "What queued calls, their computation and connections may hold together, in MiB, beside the experts; "
+                  "beyond it callers are told to come back; 0: a quarter of the machine's memory")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(whole_number(0, 1LL << 40, "4096"));
+  command
+      .add_option("--max-resident-experts", options.max_resident_experts,
+                  "Experts in memory; the others lie in --data-dir and come back when they are called; 0: all")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(0, kMostAskedFor, "64"));
   command.add_option("--shutdown-grace", options.shutdown_grace, "Time to finish queued calls at the end, in seconds")
       ->type_name("SECONDS")
       ->capture_default_str()
@@ -222,11 +236,14 @@ Result<std::uint64_t> expert_count(const ServeOptions& options) {
 Result<void> check_sizes(const ServeOptions& options, const expert_server::ExpertOptions& expert) {
   const auto count = expert_count(options);
   if (!count) return count.error();
-  const std::string what = std::to_string(*count) + " experts of kind " + expert.architecture + " with --hidden-dim " +
-                           std::to_string(expert.hidden_dim) + " and --max-batch-size " +
+  const auto resident =
+      options.max_resident_experts == 0 ? *count : std::min<std::uint64_t>(*count, options.max_resident_experts);
+  const std::string what = std::to_string(resident) + " experts of kind " + expert.architecture +
+                           " with --hidden-dim " + std::to_string(expert.hidden_dim) + " and --max-batch-size " +
                            std::to_string(expert.max_batch_size);
-  if (auto fits = check_fits(what, size_of_experts(expert, static_cast<double>(*count)), memory_limit(),
-                             "lower one of these, host fewer with --num-experts, or serve without learning (--frozen)");
+  if (auto fits = check_fits(what, size_of_experts(expert, static_cast<double>(resident)), memory_limit(),
+                             "lower one of these, host fewer with --num-experts, keep fewer in memory with "
+                             "--max-resident-experts, or serve without learning (--frozen)");
       !fits) {
     return fits;
   }
@@ -283,6 +300,8 @@ Result<expert_server::ServerOptions> to_server_options(const ServeOptions& optio
   server.seed = options.seed;
   server.max_queued_batches = options.queue_batches;
   server.max_queued_tasks = options.queue_tasks;
+  server.max_memory = options.max_memory * 1024 * 1024;
+  server.max_resident_experts = options.max_resident_experts;
   server.batch_timeout = to_milliseconds(options.batch_timeout);
   server.heartbeat = to_milliseconds(options.heartbeat);
   server.announcement_ttl = to_milliseconds(options.announcement_ttl);

@@ -38,6 +38,8 @@ struct ServeOptions {
   double heartbeat = 15;
   double announcement_ttl = 60;
   double shutdown_grace = 5;
+  std::uint64_t max_memory = 0;
+  std::size_t max_resident_experts = 0;
   std::size_t max_message = 256;
   std::size_t max_connections = 4'096;
 };

@@ -58,6 +58,28 @@ TEST_CASE("b9 A first node alone serves and is listed", "[e2e]") {
   CHECK_FALSE(contains(below.out, "ffn.0."));
 }
 
+TEST_CASE("A server with few experts in memory answers for all of them and logs JSON", "[e2e]") {
+  const auto directory = test_directory();
+  const RunningNode server(
+      directory.path(), "server",
+      small_server("ffn.[0:6]", {"--max-resident-experts", "2", "--max-memory", "64", "--log-format", "json"}));
+  for (int i = 0; i < 2; ++i) {  // Twice: every expert has been on disk meanwhile.
+    const Finished listing = run_dmoe({"experts", "ffn.", "--initial-peers", server.address(), "--json", "--check"});
+    REQUIRE(listing.status.code == 0);
+    const auto experts = nlohmann::json::parse(listing.out).at("experts");
+    CHECK(experts.size() == 6);
+    for (const auto& expert : experts) CHECK(expert.at("answers") == true);
+  }
+  std::istringstream log(server.log());
+  std::size_t lines = 0;
+  for (std::string line; std::getline(log, line);) {
+    if (!line.starts_with('{')) continue;  // The report on stdout is for people.
+    CHECK(nlohmann::json::parse(line).contains("message"));
+    ++lines;
+  }
+  CHECK(lines > 0);
+}
+
 TEST_CASE("e10 A started server prints its key and addresses and how to join it", "[e2e]") {
   const auto directory = test_directory();
   RunningNode server(directory.path(), "server", small_server("ffn.[0:1].[0:1]"));
