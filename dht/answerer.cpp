@@ -75,7 +75,7 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
     answer_fetch(*fetch, room, reply);
   } else if (const auto* probe = std::get_if<wire::Probe>(&message.body)) {
     if (probe->stage == wire::Probe::Stage::kKnock) {
-      hooks_.on_knock(source, probe->nonce);
+      hooks_.on_knock(source, probe->nonce, message.transaction);
     } else if (probe->stage == wire::Probe::Stage::kRelay) {
       reply.acks = {trusted && knock(source, *probe) ? wire::Ack::kStored : wire::Ack::kFull};
     } else if (!trusted) {

@@ -16,7 +16,8 @@ class Answerer {
   struct Hooks {
     std::function<void(const NodeId&, const Address&)>
         on_stranger;  ///< Asked us; proven or not, it may be worth knowing.
-    std::function<void(const Address&, std::uint64_t nonce)> on_knock;  ///< A dial-back arrived.
+    std::function<void(const Address&, std::uint64_t nonce, std::uint64_t transaction)>
+        on_knock;  ///< A dial-back arrived; a repeated datagram has the same transaction.
   };
 
   Answerer(NodeCore& core, Hooks hooks) : core_(core), hooks_(std::move(hooks)) {}

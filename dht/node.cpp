@@ -59,7 +59,9 @@ class Node::Impl {
        NodeOptions options)
       : core_(network, clock, std::move(random), store, signer, options, request_hooks()),
         answerer_(core_, {[this](const NodeId& id, const Address& at) { membership_.on_stranger(id, at); },
-                          [this](const Address& from, std::uint64_t nonce) { reach_test_.on_knock(from, nonce); }}),
+                          [this](const Address& from, std::uint64_t nonce, std::uint64_t transaction) {
+                            reach_test_.on_knock(from, nonce, transaction);
+                          }}),
         publisher_(core_),
         replicator_(core_),
         reach_test_(core_),

@@ -61,13 +61,15 @@ void ReachTest::on_answer(const std::shared_ptr<Test>& test, bool knocked) {
   if (test->asking == 0 && test->knocks == 0) settle(test, Reach::kUnknown);  // Nobody can tell.
 }
 
-void ReachTest::on_knock(const Address& from, std::uint64_t nonce) {
+void ReachTest::on_knock(const Address& from, std::uint64_t nonce, std::uint64_t transaction) {
   const auto test = test_;
   if (!test || nonce != test->nonce) return;
   const Peer* peer = core_.book.find(from);
   if (peer != nullptr && core_.clock.now() - peer->last_used < kHoleClosed) {
-    // Once each: a knock may come twice.
-    if (std::find(test->known.begin(), test->known.end(), from) == test->known.end()) test->known.push_back(from);
+    // Once each, since a datagram may come twice; but two may send the same third node.
+    if (std::find(test->known.begin(), test->known.end(), transaction) == test->known.end()) {
+      test->known.push_back(transaction);
+    }
     return;
   }
   settle(test, Reach::kReachable);

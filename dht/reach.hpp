@@ -16,7 +16,7 @@ class ReachTest {
 
   /// One test at a time: a new one ends the one before with kUnknown.
   void run(std::uint16_t port, std::function<void(Reach)> handler);
-  void on_knock(const Address& from, std::uint64_t nonce);
+  void on_knock(const Address& from, std::uint64_t nonce, std::uint64_t transaction);
   /// This node's address as whoever was asked last sees it.
   const std::optional<Address>& observed() const noexcept { return observed_; }
   /// How many knocks there were in the last test, by what the contacts that were asked say.
@@ -25,9 +25,9 @@ class ReachTest {
  private:
   struct Test {
     std::uint64_t nonce = 0;
-    std::size_t asking = 0;      // Contacts that have not said yet whether somebody knocked.
-    std::size_t knocks = 0;      // By what they say.
-    std::vector<Address> known;  // Acquaintances whose knocks came through.
+    std::size_t asking = 0;            // Contacts that have not said yet whether somebody knocked.
+    std::size_t knocks = 0;            // By what they say.
+    std::vector<std::uint64_t> known;  // Transactions of those that came through from acquaintances.
     std::function<void(Reach)> handler;
   };
 

@@ -62,7 +62,7 @@ TEST_CASE("A client becomes a full node again when it is reached", "[dht][sim][b
   for (std::size_t i = 0; i < 3; ++i) {  // Newcomers that it has not written to: they can tell.
     world.add_host().start_node().bootstrap({world.host(0).address}, {}, {});
   }
-  CHECK(world.run_until([&] { return told; }, 60min));
+  CHECK(world.run_until([&] { return told; }, 4h));
   CHECK_FALSE(host.node().is_client());
   world.run_for(2min);
   CHECK(knows(world.host(0), host));
