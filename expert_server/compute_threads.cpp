@@ -4,7 +4,15 @@
 
 #include <dlfcn.h>
 
+#include <time.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+#include <string>
 #include <thread>
 
 namespace dmoe::expert_server {
@@ -17,11 +25,69 @@ void set_blas_threads(int threads) {
   if (set != nullptr) set(threads);
 }
 
+/// Cores that the control group (version 2) of this process may use; 0: no limit, or none known.
+int quota_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0;
+  double period = 0;
+  if (!(file >> quota >> period) || period <= 0) return 0;  // "max 100000" is no number.
+  return std::max(1, static_cast<int>(std::ceil(quota / period)));
+}
+
+double seconds_of(const timespec& time) {
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 }  // namespace
 
 int effective_compute_threads(int requested) {
   if (requested > 0) return requested;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // Of the affinity mask.
+  const auto quota = quota_cores();
+  return quota > 0 ? std::min(cores, quota) : cores;
+}
+
+ThreadGovernor::ThreadGovernor(int requested)
+    : most_(effective_compute_threads(requested)), fixed_(requested > 0 || most_ == 1), now_(most_), last_(look()) {}
+
+ThreadGovernor::Sample ThreadGovernor::look() {
+  Sample sample;
+  sample.time = std::chrono::steady_clock::now();
+  // "cpu  user nice system idle iowait irq softirq steal …", in ticks.
+  std::ifstream file("/proc/stat");
+  std::string name;
+  std::array<double, 8> ticks{};
+  if (!(file >> name) || name != "cpu") return sample;
+  for (auto& value : ticks) {
+    if (!(file >> value)) return sample;
+  }
+  const auto idle = ticks[3] + ticks[4];
+  const auto all = std::accumulate(ticks.begin(), ticks.end(), 0.0);
+  sample.busy = (all - idle) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  timespec own{};
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own) != 0) return sample;
+  sample.own = seconds_of(own);
+  sample.cores = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  return sample;
+}
+
+int ThreadGovernor::fitting(int most, double cores, double others) {
+  // A thread more only where most of a core is free; the rest is what looking coarsely at the clock gets wrong.
+  return std::clamp(static_cast<int>(std::floor(cores - others + 0.35)), 1, most);
+}
+
+int ThreadGovernor::threads() {
+  if (fixed_) return now_;
+  const auto since = std::chrono::steady_clock::now() - last_.time;
+  if (since < kPeriod) return now_;
+  const auto sample = look();
+  if (since <= kLongest && sample.cores > 0 && last_.cores > 0) {
+    const auto seconds = std::chrono::duration<double>(sample.time - last_.time).count();
+    const auto others = std::max(0.0, (sample.busy - last_.busy) - (sample.own - last_.own)) / seconds;
+    now_ = fitting(most_, sample.cores, others);
+  }
+  last_ = sample;
+  return now_;
 }
 
 void use_compute_threads(int threads) {

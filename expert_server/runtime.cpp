@@ -60,7 +60,8 @@ struct Runtime::Batch {
 
 Runtime::Runtime(RuntimeOptions options)
     : options_(std::move(options)),
-      threads_(effective_compute_threads(options_.compute_threads)),
+      governor_(options_.compute_threads),
+      threads_(governor_.threads()),
       thread_([this] { run(); }) {}
 
 Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
@@ -386,6 +387,10 @@ void Runtime::run() {
   for (;;) {
     Batch batch;
     if (!next(batch)) return;
+    if (const auto threads = governor_.threads(); threads != threads_) {
+      threads_ = threads;
+      use_compute_threads(threads_);
+    }
     serve_safely(batch);
   }
 }

@@ -1,6 +1,7 @@
 // The thread that owns a device: it decides which pools are served next, and computes.
 #pragma once
 
+#include "expert_server/compute_threads.hpp"
 #include "expert_server/expert_backend.hpp"
 #include "expert_server/staleness.hpp"
 #include "expert_server/task_pool.hpp"
@@ -39,7 +40,7 @@ struct BatchReport {
 };
 
 struct RuntimeOptions {
-  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: see effective_compute_threads.
+  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: as many as others leave (ThreadGovernor).
   /// Small batches of several experts are computed at once, each on one compute thread, and products of few rows read
   /// their weights once (few_rows.hpp). Off: one batch after another, all through the BLAS.
   bool grouped = true;
@@ -132,7 +133,8 @@ class Runtime {
   void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
 
   const RuntimeOptions options_;
-  const int threads_;
+  ThreadGovernor governor_;  ///< Of the device thread, as is threads_.
+  int threads_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<PoolKey, Waiting> waiting_;              // Guarded by mutex_, as are all below.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <optional>
 #include <random>
@@ -54,6 +55,27 @@ std::span<const std::uint8_t> bytes_of(const std::string& text) {
 std::span<std::uint8_t> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()};
 }
+
+/// Adds pieces to a digest in order; large ones on another thread, while the caller is at the disk with the next. What
+/// is added must live until `finish` or destruction.
+class HashBehind {
+ public:
+  explicit HashBehind(Sha256Stream& digest) : digest_(digest) {}
+
+  void add(std::span<const std::uint8_t> piece) {
+    finish();
+    if (piece.size() < kPiece) return digest_.add(piece);
+    busy_ = std::async(std::launch::async, [this, piece] { digest_.add(piece); });
+  }
+
+  void finish() {
+    if (busy_.valid()) busy_.get();
+  }
+
+ private:
+  Sha256Stream& digest_;
+  std::future<void> busy_;  ///< Waits when it is destroyed.
+};
 
 std::array<std::uint8_t, 8> little_endian(std::uint64_t value) {
   std::array<std::uint8_t, 8> bytes{};
@@ -105,15 +127,17 @@ Result<void> write_body(File& file, const SafetensorsContent& content) {
   digest.add(bytes_of(*header));
   if (auto done = file.write(length); !done) return done;
   if (auto done = file.write(bytes_of(*header)); !done) return done;
+  HashBehind hash(digest);
   for (const auto& item : content.tensors) {
     for (auto rest = bytes_of(item.tensor); !rest.empty();) {
       const auto piece = rest.first(std::min(rest.size(), kPiece));
-      digest.add(piece);
+      hash.add(piece);
       if (auto done = file.write(piece); !done) return done;
       if (piece.size() == kPiece) file.start_writing();
       rest = rest.subspan(piece.size());
     }
   }
+  hash.finish();
   // The digest takes the place of its own zeros.
   const auto place = digest_place(*header, std::string(kDigestDigits, '0'));
   if (auto done = file.write_at(length.size() + place, bytes_of(digest.finish_hex())); !done) return done;
@@ -298,16 +322,18 @@ Result<SafetensorsContent> read_safetensors(const fs::path& path, bool require_c
   digest.add(little_endian(header->text.size()));
   digest.add(bytes_of(signed_text ? *signed_text : header->text));
   SafetensorsContent content{std::move(header->metadata), {}};
+  HashBehind hash(digest);
   for (auto& entry : header->entries) {  // Bounded by the file's size, which was compared with their sum.
-    auto tensor = at::empty(entry.shape, at::TensorOptions(entry.dtype));
-    for (auto rest = bytes_of(tensor); !rest.empty();) {
+    const auto& tensor = content.tensors.emplace_back(
+        NamedTensor{std::move(entry.name), at::empty(entry.shape, at::TensorOptions(entry.dtype))});
+    for (auto rest = bytes_of(tensor.tensor); !rest.empty();) {
       const auto piece = rest.first(std::min(rest.size(), kPiece));
       if (auto done = file->read(piece); !done) return done.error();
-      digest.add(piece);
+      hash.add(piece);
       rest = rest.subspan(piece.size());
     }
-    content.tensors.push_back({std::move(entry.name), std::move(tensor)});
   }
+  hash.finish();
   if (signed_text && digest.finish_hex() != content.metadata[kChecksumKey]) {
     return damaged(path, "its checksum does not match its content");
   }

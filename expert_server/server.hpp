@@ -64,7 +64,7 @@ struct ServerOptions {
   std::size_t keep_checkpoints = 3;                      ///< Newest files kept per expert, at least 1.
   bool reset_optimizer = false;  ///< Accept a checkpoint of another optimizer; its state is dropped.
 
-  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: one per core.
+  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: as many as other processes leave free.
   /// Small batches of several experts are computed at once, and products of few rows read their weights once. Off: one
   /// batch after another through the BLAS, for comparison.
   bool grouped = true;

@@ -252,3 +252,19 @@ TEST_CASE("d11 a snapshot that is copied in pieces is of the step at which it be
   CHECK(same_bits(begun->optimizer_state, before.optimizer_state));
   CHECK_FALSE(same_bits(backend->snapshot().parameters, before.parameters));
 }
+
+TEST_CASE("g1 a server uses the cores that other processes leave free", "[group][g1]") {
+  CHECK(ThreadGovernor::fitting(2, 2, 0) == 2);
+  CHECK(ThreadGovernor::fitting(2, 2, 0.3) == 2);
+  CHECK(ThreadGovernor::fitting(2, 2, 1) == 1);
+  CHECK(ThreadGovernor::fitting(2, 2, 2.5) == 1);
+  CHECK(ThreadGovernor::fitting(16, 16, 3) == 13);
+  CHECK(ThreadGovernor::fitting(4, 16, 3) == 4);
+  ThreadGovernor told(3);
+  CHECK(told.threads() == 3);
+  ThreadGovernor free(0);
+  for (int i = 0; i < 1'000; ++i) {
+    const auto threads = free.threads();
+    CHECK((threads >= 1 && threads <= effective_compute_threads(0)));
+  }
+}
