@@ -167,7 +167,7 @@ void add_storage_options(CLI::App& command, ServeOptions& options) {
 
 void add_running_options(CLI::App& command, ServeOptions& options) {
   command.option_defaults()->group("Running");
-  command.add_option("--threads", options.threads, "Threads of one computation; 0: one per core")
+  command.add_option("--threads", options.threads, "Threads of one computation; 0: as many as other processes leave free")
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(0, 1'024, "2"));
