@@ -12,9 +12,10 @@ namespace dmoe::cli {
 namespace {
 
 /// Names that libraries give to what a flag of the same name sets.
-constexpr std::array<std::string_view, 12> kSettings{
-    "num_experts",   "reset_optimizer", "total_steps",    "warmup_steps",     "hidden_dim", "max_batch_size",
-    "learning_rate", "weight_decay",    "clip_grad_norm", "announcement_ttl", "k_min",      "k_best"};
+constexpr std::array<std::string_view, 15> kSettings{
+    "max_memory",   "max_connections", "max_resident_experts", "num_experts",    "reset_optimizer",
+    "total_steps",  "warmup_steps",    "hidden_dim",           "max_batch_size", "learning_rate",
+    "weight_decay", "clip_grad_norm",  "announcement_ttl",     "k_min",          "k_best"};
 
 bool is_part_of_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-'; }
 

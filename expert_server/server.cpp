@@ -46,9 +46,10 @@ Result<std::uint64_t> call_memory(const ServerOptions& options) {
   const auto all = options.max_memory > 0 ? options.max_memory : std::max(quarter, kLeastMemory);
   const auto connections = options.max_connections * kConnectionBytes;
   if (all >= connections + kLeastCallMemory) return all - connections;
-  return invalid("max_memory of " + std::to_string(all) + " bytes is too little: " +
-                 std::to_string(options.max_connections) + " connections (max_connections) take " +
-                 std::to_string(connections) + ", and calls need " + std::to_string(kLeastCallMemory));
+  const auto mib = [](std::uint64_t bytes) { return std::to_string(bytes >> 20U) + " MiB"; };
+  return invalid("max_memory of " + mib(all) + " is too little: connections (max_connections " +
+                 std::to_string(options.max_connections) + ") take " + mib(connections) + " and calls need " +
+                 mib(kLeastCallMemory) + "; raise it, or allow fewer connections");
 }
 
 Result<UidPattern> check_options(const ServerOptions& options) {
