@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 constexpr Duration kTick = 1s;
 constexpr Duration kSaveTable = 60s;
 constexpr Duration kFirstContactWait = 5s;
+constexpr Duration kCopyPause = 20ms;
 
 }  // namespace
 
@@ -276,8 +277,10 @@ void Node::Impl::start(const std::shared_ptr<Finding>& finding) {
     result.holders = outcome.holders + (result.records.empty() ? 0 : 1);
     result.requests = outcome.requests;
     result.cached = outcome.cached;
-    if (options.quorum == 1 && options.allow_cached && !outcome.cached && outcome.complete && outcome.cache_at) {
-      leave_copies(outcome.records, *outcome.cache_at);
+    const bool may_copy = options.quorum == 1 && options.allow_cached && !outcome.cached && outcome.complete;
+    if (may_copy && outcome.cache_at && core_.random() % core_.options.copy_one_in == 0) {
+      // Once the caller has its answer.
+      core_.after(kCopyPause, [this, records = outcome.records, at = *outcome.cache_at] { leave_copies(records, at); });
     }
     merge(result.records, std::move(outcome.records));
     if (outcome.ended_by_deadline && result.records.empty()) {

@@ -21,6 +21,8 @@ struct NodeOptions {
   /// Find out whether strangers reach this node before it joins, and every ten minutes: while they do not, it acts as a
   /// client.
   bool detect_reach = false;
+  /// Of how many finds one leaves a copy on its path, at least 1: a key in demand has one soon, others cost nothing.
+  std::uint32_t copy_one_in = 4;
   bool limit_subnets = true;                    ///< At most 4 global addresses of one /24 or /48 in a bucket.
   std::chrono::milliseconds max_ttl = kMaxTtl;  ///< Longer lifetimes are clipped to this.
   std::chrono::milliseconds bootstrap_period{

@@ -39,7 +39,7 @@ struct Gated {
   /// A client that knows nobody but the gate looks the key up at its first contact.
   Result<dht::FindResult> find_through_gate(dht::FindOptions options = {}) {
     Host& client = world.add_host();
-    client.start_node({.client_only = true}).bootstrap({gate->address}, {}, {});
+    client.start_node({.client_only = true, .copy_one_in = 1}).bootstrap({gate->address}, {}, {});
     return world.find(client, key, options);
   }
 
