@@ -7,20 +7,14 @@
 #include <torch/types.h>
 
 #include <array>
-#include <chrono>
 #include <functional>
-#include <future>
 #include <thread>
 
 namespace dmoe::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kCallers = 64;
 constexpr int kBatchingRounds = 3;
-
-double seconds_of(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// A server and what `kCallers` threads do to it, again and again.
 class Setting {
@@ -46,22 +40,6 @@ class Setting {
   std::vector<std::unique_ptr<ExpertClient>> clients_;
 };
 
-/// Rows per second of all callers together, each of which repeats `step(caller)` for about `seconds`.
-double rate_of(const std::function<void(int)>& step, std::int64_t rows, double seconds) {
-  const auto start = Clock::now();
-  std::vector<std::future<std::int64_t>> callers;
-  for (int i = 0; i < kCallers; ++i) {
-    callers.push_back(std::async(std::launch::async, [&, i] {
-      std::int64_t steps = 0;
-      for (; steps == 0 || seconds_of(start) < seconds; ++steps) step(i);
-      return steps;
-    }));
-  }
-  std::int64_t steps = 0;
-  for (auto& caller : callers) steps += caller.get();
-  return static_cast<double>(steps * rows) / seconds_of(start);
-}
-
 /// The rates of several settings under the same load, measured by turns: a noisy neighbour meets all of them.
 template <std::size_t kCount>
 std::array<double, kCount> rates(const std::array<Setting*, kCount>& settings, std::int64_t rows, double seconds,
@@ -69,7 +47,8 @@ std::array<double, kCount> rates(const std::array<Setting*, kCount>& settings, s
   std::array<double, kCount> sums{};
   for (int round = -1; round < kBatchingRounds; ++round) {
     for (std::size_t i = 0; i < kCount; ++i) {
-      const auto rate = rate_of([&](int caller) { step(*settings[i], caller); }, rows, round < 0 ? 0 : seconds);
+      const auto rate = rate_of_callers(
+          kCallers, [&](int caller) { step(*settings[i], caller); }, rows, round < 0 ? 0 : seconds);
       if (round >= 0) sums[i] += rate / kBatchingRounds;
     }
   }

@@ -10,6 +10,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <semaphore>
 #include <stdexcept>
@@ -95,6 +99,26 @@ inline std::unique_ptr<expert_server::Server> serve(expert_server::ExpertOptions
   auto server = expert_server::Server::start(std::move(options));
   if (server.has_error()) throw std::runtime_error(describe(server.error()));
   return std::move(*server);
+}
+
+/// Rows per second of `callers` threads together, each of which repeats `step(caller)`, of `rows` rows, for about
+/// `seconds` and at least once. From the first call to the last answer.
+inline double rate_of_callers(int callers, const std::function<void(int)>& step, std::int64_t rows, double seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  std::vector<std::future<std::int64_t>> running;
+  for (int i = 0; i < callers; ++i) {
+    running.push_back(std::async(std::launch::async, [&, i] {
+      std::int64_t steps = 0;
+      for (; steps == 0 || elapsed() < seconds; ++steps) step(i);
+      return steps;
+    }));
+  }
+  std::int64_t steps = 0;
+  for (auto& caller : running) steps += caller.get();
+  return static_cast<double>(steps * rows) / elapsed();
 }
 
 }  // namespace dmoe::bench

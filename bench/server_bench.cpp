@@ -75,18 +75,7 @@ double local_rate(const std::function<void()>& step, std::int64_t rows, double s
 /// The same of `kClients` clients at once; each repeats `step(client)`. From the first call to the last answer.
 double served_rate(const std::function<void(int)>& step, std::int64_t rows, double seconds) {
   for (int i = 0; i < kClients; ++i) step(i);
-  const auto start = Clock::now();
-  std::vector<std::future<std::int64_t>> clients;
-  for (int i = 0; i < kClients; ++i) {
-    clients.push_back(std::async(std::launch::async, [&, i] {
-      std::int64_t steps = 0;
-      for (; steps == 0 || seconds_since(start) < seconds; ++steps) step(i);
-      return steps;
-    }));
-  }
-  std::int64_t steps = 0;
-  for (auto& client : clients) steps += client.get();
-  return static_cast<double>(steps * rows) / seconds_since(start);
+  return rate_of_callers(kClients, step, rows, seconds);
 }
 
 void compare(Reporter& reporter, const std::string& mode, std::int64_t rows, int threads, double seconds,
