@@ -1,6 +1,7 @@
 #include "dht/node.hpp"
 
 #include "dht/answerer.hpp"
+#include "dht/dial_test.hpp"
 #include "dht/membership.hpp"
 #include "dht/node_core.hpp"
 #include "dht/publisher.hpp"
@@ -431,6 +432,13 @@ void Node::on_reach(std::function<void(Reach, const std::optional<Address>&)> ha
 void Node::test_reach(std::uint16_t port, std::function<void(Reach)> handler) {
   assert(clock().on_strand());
   impl_->reach_test().run(port, std::move(handler));
+}
+
+void Node::set_dialler(Dialler* dialler) { impl_->core().dialler = dialler; }
+
+void Node::test_dial(std::uint16_t port, std::function<void(DialReport)> handler) {
+  assert(clock().on_strand());
+  run_dial_test(impl_->core(), port, std::move(handler));
 }
 
 NodeStats Node::stats() const {

@@ -64,7 +64,7 @@ struct Fetch {
 
 /// Dial-back, see the schema.
 struct Probe {
-  enum class Stage : std::uint8_t { kAsk = 0, kRelay = 1, kKnock = 2 };
+  enum class Stage : std::uint8_t { kAsk = 0, kRelay = 1, kKnock = 2, kDial = 3 };
   Stage stage = Stage::kAsk;
   std::uint16_t port = 0;
   std::uint64_t nonce = 0;
@@ -82,6 +82,7 @@ enum class Ack : std::uint8_t {
   kNotHolder = 6,  ///< A client, or far from the key.
   kMoreParts = 7,  ///< Chunk received, others are missing.
   kExpired = 8,
+  kUnreachable = 9,  ///< Of a dial: nobody answered there.
 };
 
 struct KeyRecords {

@@ -137,7 +137,7 @@ Fetch get(schema::Fetch::Reader in) {
 
 Probe get(schema::Probe::Reader in) {
   Probe probe;
-  require(in.getStage() <= static_cast<std::uint8_t>(Probe::Stage::kKnock));
+  require(in.getStage() <= static_cast<std::uint8_t>(Probe::Stage::kDial));
   probe.stage = static_cast<Probe::Stage>(in.getStage());
   probe.port = in.getPort();
   probe.nonce = in.getNonce();
@@ -186,7 +186,7 @@ Reply get(schema::Reply::Reader in) {
   const auto acks = in.getAcks();
   require(acks.size() <= kMaxRecordsPerDatagram);
   for (const std::uint8_t ack : acks) {
-    require(ack <= static_cast<std::uint8_t>(Ack::kExpired));
+    require(ack <= static_cast<std::uint8_t>(Ack::kUnreachable));
     reply.acks.push_back(static_cast<Ack>(ack));
   }
   if (in.hasPart()) {

@@ -76,8 +76,9 @@ struct Fetch {
 
 struct Probe {
   # Dial-back: a node (stage 0) asks a second one to have a third one (stage 1) knock (stage 2) at its own IP address.
+  # Stage 3: it asks the second one to open a TCP connection there itself.
   stage @0 :UInt8;
-  port @1 :UInt16;             # Stage 0: at which port; 0: the one the request came from.
+  port @1 :UInt16;             # Stage 0: at which port; 0: the one the request came from. Stage 3: which TCP port.
   nonce @2 :UInt64;            # Chosen by the first node, repeated in each stage.
   target @3 :List(UInt64);     # Stage 1: where to knock, as in Reply.observed.
 }
