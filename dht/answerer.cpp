@@ -143,6 +143,12 @@ void Answerer::add_proof(const Address& source, const wire::Message& message, wi
   reply.proof = core_.signer.sign(wire::proof_message(message.transaction, message.sender));
 }
 
+/// Whoever asks all holders of a key has each begin elsewhere: together their first pages are most of its records.
+std::size_t Answerer::first_record(const wire::Find& find, std::size_t index, TimePoint now) {
+  const std::size_t total = core_.store.visit(find.keys[index], now, SIZE_MAX, [](const LiveRecord&) { return false; });
+  return total * find.turns[index] / 256;
+}
+
 std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std::size_t& room, wire::Reply& reply,
                                   bool& fits) {
   wire::KeyRecords found;
@@ -152,7 +158,8 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
   std::size_t in_reply = 0;
   for (const wire::KeyRecords& earlier : reply.found) in_reply += earlier.records.size();
   const TimePoint now = core_.clock.now();
-  const std::size_t total = core_.store.visit(find.keys[index], now, find.from, [&](const LiveRecord& live) {
+  bool full = false;
+  const auto take = [&](const LiveRecord& live) {
     wire::TravellingRecord travelling{live.record, 0, static_cast<std::uint32_t>(live.record.value.size())};
     // One millisecond less at each hop: lifetimes shrink on their way, never grow.
     const auto left = std::chrono::floor<std::chrono::milliseconds>(live.deadline - now).count() - 1;
@@ -160,15 +167,22 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
     travelling.remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left, live.record.max_ttl_ms));
     if (wire::record_size(travelling) > wire::kMaxInlineRecord) travelling.record.value.clear();
     const std::size_t size = wire::record_size(travelling);
-    if (used + size > (found.records.empty() ? room : share) ||
-        in_reply + found.records.size() >= wire::kMaxRecordsPerDatagram)
-      return false;
+    full = used + size > (found.records.empty() ? room : share) ||
+           in_reply + found.records.size() >= wire::kMaxRecordsPerDatagram;
+    if (full) return false;
     used += size;
     found.records.push_back(std::move(travelling));
     return true;
-  });
-  fits = total <= find.from || !found.records.empty();
+  };
+  const std::size_t start = find.turns.empty() ? find.from : first_record(find, index, now);
+  const std::size_t total = core_.store.visit(find.keys[index], now, start, take);
+  if (find.from == 0 && start != 0 && !full) {  // Round to where it began.
+    std::size_t left = start;
+    core_.store.visit(find.keys[index], now, 0, [&](const LiveRecord& live) { return left-- != 0 && take(live); });
+  }
+  fits = total <= start || !found.records.empty();
   if (found.records.empty()) return total;
+  found.from = static_cast<std::uint32_t>(start);
   found.total = static_cast<std::uint32_t>(total);
   room -= used;
   reply.found.push_back(std::move(found));

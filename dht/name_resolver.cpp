@@ -1,6 +1,6 @@
 #include "dht/name_resolver.hpp"
 
-#include "dht/udp_network.hpp"
+#include "dht/asio_address.hpp"
 
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/ip/address.hpp>

@@ -315,7 +315,12 @@ void Node::Impl::leave_copies(const std::vector<LiveRecord>& records, const wire
     if (size > kMaxDatagram) return;
     store.records.push_back(std::move(travelling));
   }
-  core_.requests.start(Request{at.address, at.id, std::move(store), 0, false, {}, {}, {}});
+  Request request;
+  request.to = at.address;
+  request.expected = at.id;
+  request.body = std::move(store);
+  request.repeats = 0;
+  core_.requests.start(std::move(request));
 }
 
 void Node::Impl::before_joining(std::function<void()> join) {

@@ -1,6 +1,6 @@
 #include "dht/tcp_dialler.hpp"
 
-#include "dht/udp_network.hpp"
+#include "dht/asio_address.hpp"
 
 #include <boost/asio/ip/tcp.hpp>
 

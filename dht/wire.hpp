@@ -40,6 +40,7 @@ struct Find {
   bool want_records = false;
   bool allow_cached = false;
   std::uint32_t from = 0;
+  std::vector<std::uint8_t> turns{};  ///< Empty, or for each key.
 };
 
 struct Store {
@@ -90,6 +91,7 @@ struct KeyRecords {
   bool cached = false;
   std::uint32_t total = 0;
   std::vector<TravellingRecord> records;
+  std::uint32_t from = 0;  ///< Of the first one here; 0 or less than `total`. After the last one they go round.
 };
 
 struct Part {

@@ -95,6 +95,9 @@ Find get(schema::Find::Reader in) {
   find.allow_cached = (in.getFlags() & 2U) != 0;
   find.from = in.getFrom();
   require(find.from == 0 || find.keys.size() == 1);
+  const auto turns = in.getTurns();
+  require(turns.size() == 0 || turns.size() == find.keys.size());
+  find.turns.assign(turns.begin(), turns.end());
   return find;
 }
 
@@ -167,6 +170,8 @@ std::vector<KeyRecords> get(capnp::List<schema::KeyRecords>::Reader in) {
     key.index = entry.getIndex();
     key.cached = entry.getCached();
     key.total = entry.getTotal();
+    key.from = entry.getFrom();
+    require(key.from == 0 || key.from < key.total);
     require(key.index < kMaxKeysPerFind);
     records += entry.getRecords().size();
     require(records <= kMaxRecordsPerDatagram);

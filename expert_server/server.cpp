@@ -130,7 +130,8 @@ class Server::Impl {
         host_(host_options(options_, directory_), metrics_),
         budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
         handler_(host_.table(), host_.runtime(), metrics_, budget_),
-        sources_{registry_, host_, false, net::to_string(identity_.peer_id())},
+        dht_status_(registry_, net::to_string(identity_.peer_id())),
+        sources_{registry_, host_, false, net::to_string(identity_.peer_id()), dht_status_},
         client_(io_.get_executor()) {
     auto& held = registry_.gauge("dmoe_expert_call_memory_bytes", "Memory that calls hold or are expected to need.");
     registry_.gauge("dmoe_expert_call_memory_limit_bytes", "What max_memory leaves for calls.")
@@ -153,11 +154,11 @@ class Server::Impl {
     if (!endpoints) return endpoints.error();
     announced_ = std::move(*endpoints);
     if (auto joined = join(abort); !joined) return joined;
-    announcer_.emplace(ports_.dht->directory(), host_, client_, identity_.peer_id(),
+    sources_.reach = &reach_.emplace(*ports_.dht, announced_);
+    announcer_.emplace(ports_.dht->directory(), *reach_, host_, client_, identity_.peer_id(),
                        AnnouncerOptions{.pattern = pattern_,
                                         .num_experts = options_.num_experts,
                                         .own = own_endpoint(options_.listen, ports_.rpc->port()),
-                                        .announced = announced_,
                                         .heartbeat = options_.heartbeat,
                                         .ttl = options_.announcement_ttl,
                                         .seed = options_.seed});
@@ -227,6 +228,7 @@ class Server::Impl {
     auto ports = bind_ports(io_, identity_, dht, make_rpc);
     if (!ports) return ports.error();
     ports_ = std::move(*ports);
+    dht_status_.watch(*ports_.dht);
     return {};
   }
 
@@ -264,10 +266,12 @@ class Server::Impl {
   ExpertHost host_;
   std::shared_ptr<MemoryBudget> budget_;
   CallHandler handler_;
+  DhtStatus dht_status_;
   StatusSources sources_;
   net::RpcClient client_;  ///< For calls to itself and to rivals for a UID.
   ServerPorts ports_;
   std::vector<net::Endpoint> announced_;
+  std::optional<ReachCheck> reach_;
   std::optional<Announcer> announcer_;
   std::optional<CheckpointTimer> checkpoint_timer_;
   std::mutex refresh_mutex_;

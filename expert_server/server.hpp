@@ -93,7 +93,8 @@ struct ServerOptions {
 class Server {
  public:
   /// Binds, joins the DHT, loads or makes the experts, calls each through the own socket, announces them. Returns when
-  /// they are announced; it may take as long as `join_timeout` and the checkpoints' size ask for.
+  /// they are announced; it may take as long as `join_timeout` and the checkpoints' size ask for. While other nodes say
+  /// that they cannot reach any announced endpoint it announces nothing and waits (one log line names the endpoint).
   /// kUnavailable: port taken, data directory in use, no initial peer answered, or every UID of the pattern is hosted
   /// by others; kInvalidArgument: pattern, option or checkpoint that does not fit; kCancelled: `abort` was requested.
   static Result<std::unique_ptr<Server>> start(ServerOptions options, std::stop_token abort = {});
@@ -103,7 +104,7 @@ class Server {
 
   std::uint16_t port() const noexcept;
   const net::PeerId& peer_id() const noexcept;
-  const std::vector<net::Endpoint>& announced() const noexcept;  ///< As written into the DHT.
+  const std::vector<net::Endpoint>& announced() const noexcept;  ///< What the DHT is told, as far as others reach it.
   std::vector<ExpertUid> experts() const;  ///< Hosted now, ascending; changes when a claim was lost to another server.
   dht::Service& dht() noexcept;
 

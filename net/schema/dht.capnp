@@ -30,6 +30,7 @@ struct Find {
   nodesPerKey @1 :UInt8;       # 0 to 20.
   flags @2 :UInt8;             # Bit 0: records wanted. Bit 1: copies cached along the path will do.
   from @3 :UInt32;             # With one key: skip that many records.
+  turns @4 :Data;              # Empty, or a byte per key: where its records shall begin, in 256ths of them, and go round.
 }
 
 struct Record {
@@ -100,6 +101,7 @@ struct KeyRecords {
   cached @1 :Bool;             # From this node's cache: it is no holder.
   total @2 :UInt32;            # Records held under the key, tombstones included.
   records @3 :List(Record);
+  from @4 :UInt32;             # How many of them in their order lie before the first one here; they go round.
 }
 
 struct Part {

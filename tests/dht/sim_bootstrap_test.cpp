@@ -50,7 +50,7 @@ struct Joiner {
   }
 };
 
-bool finds(World& world, Host& from, const std::string& name) {
+bool sees(World& world, Host& from, const std::string& name) {
   const auto found = world.find(from, dht::Key::of(name), {.quorum = 0, .allow_cached = false, .deadline = {}});
   return found.has_value() && !found->records.empty();
 }
@@ -74,10 +74,10 @@ TEST_CASE("A node whose peers all moved joins them where their name leads now", 
   world.add_host().start_node().bootstrap({moved.address}, {}, {});
   world.run_for(10s);
   REQUIRE(world.store(moved, {dht::Key::of("k"), {}, {1}, 1h, false}).has_value());
-  CHECK_FALSE(finds(world, joiner.host, "k"));
+  CHECK_FALSE(sees(world, joiner.host, "k"));
   joiner.names.set("seed.test", {moved.address});
   world.run_for(90s);  // Asked again once a minute.
-  CHECK(finds(world, joiner.host, "k"));
+  CHECK(sees(world, joiner.host, "k"));
   CHECK(joiner.names.asked() >= 5);
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("A name without addresses yet is asked for until it has one", "[dht][s
   world.run_for(10min);
   joiner.names.set("other.test", {world.host(1).address});
   world.run_for(60s);
-  CHECK(finds(world, joiner.host, "k"));
+  CHECK(sees(world, joiner.host, "k"));
 }
 
 }  // namespace
