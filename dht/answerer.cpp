@@ -143,6 +143,26 @@ void Answerer::add_proof(const Address& source, const wire::Message& message, wi
   reply.proof = core_.signer.sign(wire::proof_message(message.transaction, message.sender));
 }
 
+/// Which records there are, so that the asker knows which it has from others. They may take a record's place.
+/// @return how many bytes more the reply takes; may be less than nothing.
+std::ptrdiff_t Answerer::add_tags(const Key& key, std::size_t room, TimePoint now, wire::KeyRecords& found) {
+  const std::size_t size = (found.total * sizeof(std::uint16_t) + 7) / 8 * 8;
+  std::ptrdiff_t more = 0;
+  if (size > room) {
+    if (found.records.size() < 2) return 0;
+    more -= static_cast<std::ptrdiff_t>(wire::record_size(found.records.back()));
+    if (size > room + static_cast<std::size_t>(-more)) return 0;
+    found.records.pop_back();
+  }
+  core_.store.visit(key, now, 0, [&](const LiveRecord& live) {
+    found.tags.push_back(record_tag(live.record));
+    return true;
+  });
+  if (found.tags.size() == found.total) return more + static_cast<std::ptrdiff_t>(size);
+  found.tags.clear();
+  return more;
+}
+
 /// Whoever asks all holders of a key has each begin elsewhere: together their first pages are most of its records.
 std::size_t Answerer::first_record(const wire::Find& find, std::size_t index, TimePoint now) {
   const std::size_t total = core_.store.visit(find.keys[index], now, SIZE_MAX, [](const LiveRecord&) { return false; });
@@ -184,6 +204,10 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
   if (found.records.empty()) return total;
   found.from = static_cast<std::uint32_t>(start);
   found.total = static_cast<std::uint32_t>(total);
+  if (full && !find.turns.empty() && total <= wire::kMaxTags) {
+    used = static_cast<std::size_t>(static_cast<std::ptrdiff_t>(used) +
+                                    add_tags(find.keys[index], room - used, now, found));
+  }
   room -= used;
   reply.found.push_back(std::move(found));
   return total;

@@ -50,6 +50,7 @@ class Answerer {
   bool spend(const Address& source, double cost);
   void forget_full_allowances(TimePoint now);
   bool answer_find(const wire::Find& find, std::size_t room, wire::Reply& reply);
+  std::ptrdiff_t add_tags(const Key& key, std::size_t room, TimePoint now, wire::KeyRecords& found);
   std::size_t first_record(const wire::Find& find, std::size_t index, TimePoint now);
   std::size_t add_records(const wire::Find& find, std::size_t index, std::size_t& room, wire::Reply& reply, bool& fits);
   void add_nodes(const std::vector<wire::NodeInfo>& nodes, std::size_t& room, wire::Reply& reply);

@@ -324,21 +324,22 @@ void Lookup::on_answer(const wire::NodeInfo& node, const std::vector<std::size_t
 
 void Lookup::finish_if_done(std::size_t index) {
   Search& search = searches_[index];
-  if (search.done) return;
+  if (search.done || !search.gatherings.empty()) return;
   const bool enough = options_.want_records && options_.quorum != 0 && search.holders >= options_.quorum;
-  const bool all_in = search.gatherings.empty() && (enough || is_exhausted(search));
-  if (all_in || search.grace_over) return finish(index, false);
+  if (enough || search.grace_over || is_exhausted(search)) return finish(index, false);
   if (options_.enough == 0) return;
   if (search.holders >= options_.enough || (search.holders >= kFew && only_silent_left(search))) begin_grace(index);
 }
 
-/// Whether whoever among the nearest has not answered is past its usual time: dead, as likely as not.
+/// Whether whoever among the nearest has not answered is past its usual time: dead, as likely as not. Who was named
+/// only by somebody whose other names are silent does not count as near.
 bool Lookup::only_silent_left(const Search& search) const {
-  std::size_t answered = 0;
+  std::size_t nearest = 0;
   for (const Candidate& known : search.candidates) {
-    if (known.state == State::kFailed || known.state == State::kSlow) continue;
-    if (known.state != State::kAnswered) return false;
-    if (++answered >= options_.width) return true;
+    const Source& source = sources_[known.source];
+    if (known.source != 0 && known.second == kNobodyElse && source.bad > source.good) continue;
+    if (known.state == State::kNew || known.state == State::kAsked) return false;
+    if (++nearest >= options_.width) return true;
   }
   return true;
 }

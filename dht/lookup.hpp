@@ -86,6 +86,8 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     std::size_t holders = 0;
     std::vector<std::shared_ptr<Gathering>> gatherings;  // Holders whose pages or parts are still coming.
     std::uint32_t complete_total = 0;                    // Records of a holder that was fetched whole.
+    std::vector<std::uint16_t> have;                     // Tags of the records that came.
+    std::vector<std::uint16_t> pending;                  // And of those that somebody was asked for.
     std::uint32_t asked = 0;                             // Requests so far.
     bool cached = false;
     bool in_grace = false;    // Enough holders answered: the rest has until …
@@ -149,13 +151,16 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   // lookup_records.cpp
   void take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found);
   bool take_record(Search& search, const wire::TravellingRecord& travelling);
-  void fetch_rest(const std::shared_ptr<Gathering>& gathering, const wire::KeyRecords& found);
-  void request_page(const std::shared_ptr<Gathering>& gathering, const wire::NodeInfo& node, std::uint32_t from,
-                    std::uint32_t end);
+  void accept(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& travelling);
+  void fetch_rest(const std::shared_ptr<Gathering>& gathering);
+  void fetch_missing(Search& search);
+  bool request_missing(Search& search, const std::shared_ptr<Gathering>& gathering);
+  void request_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end);
+  void take_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end,
+                 const wire::Reply& reply);
   void request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& without_value);
   void count_holder(Search& search, const NodeId& id);
   void one_less(const std::shared_ptr<Gathering>& gathering);
-  void conclude_gatherings(Search& search);
   void conclude(Search& search, const std::shared_ptr<Gathering>& gathering);
 
   Context context_;

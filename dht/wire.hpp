@@ -15,6 +15,7 @@ namespace dmoe::dht::wire {
 inline constexpr std::size_t kMaxKeysPerFind = 32;
 inline constexpr std::size_t kMaxNodes = 26;  ///< Named in one reply.
 inline constexpr std::size_t kMaxRecordsPerDatagram = 16;
+inline constexpr std::size_t kMaxTags = 64;      ///< Of a key's records, in a reply.
 inline constexpr std::size_t kChunkBytes = 560;  ///< Of a value, beside the whole record header.
 inline constexpr std::size_t kPartBytes = 896;   ///< Of a value, in a reply.
 
@@ -92,6 +93,7 @@ struct KeyRecords {
   std::uint32_t total = 0;
   std::vector<TravellingRecord> records;
   std::uint32_t from = 0;  ///< Of the first one here; 0 or less than `total`. After the last one they go round.
+  std::vector<std::uint16_t> tags{};  ///< Empty, or `total`: record_tag of each, in order.
 };
 
 struct Part {
@@ -143,7 +145,7 @@ std::optional<Message> decode(std::span<const std::uint8_t> datagram) noexcept;
 /// Bytes that one more of each takes in a datagram (upper bounds).
 inline constexpr std::size_t kRequestOverhead = 168;  ///< A message with an empty body other than a reply.
 inline constexpr std::size_t kReplyOverhead = 312;    ///< A reply with proof and addresses, else empty.
-inline constexpr std::size_t kKeyRecordsOverhead = 32;
+inline constexpr std::size_t kKeyRecordsOverhead = 40;
 std::size_t record_size(const TravellingRecord& record) noexcept;
 inline std::size_t node_size(const Address& address) noexcept { return address.is_v4() ? 40 : 56; }
 /// A record whose encoding is larger than this travels in parts.

@@ -172,6 +172,10 @@ std::vector<KeyRecords> get(capnp::List<schema::KeyRecords>::Reader in) {
     key.total = entry.getTotal();
     key.from = entry.getFrom();
     require(key.from == 0 || key.from < key.total);
+    const auto tags = entry.getTags();
+    require(tags.size() == 0 || (tags.size() == key.total && tags.size() <= kMaxTags));
+    key.tags.reserve(tags.size());
+    for (const std::uint16_t tag : tags) key.tags.push_back(tag);
     require(key.index < kMaxKeysPerFind);
     records += entry.getRecords().size();
     require(records <= kMaxRecordsPerDatagram);

@@ -145,6 +145,10 @@ void put_body(const Reply& reply, schema::Datagram::Builder out) {
       found[i].setCached(reply.found[i].cached);
       found[i].setTotal(reply.found[i].total);
       found[i].setFrom(reply.found[i].from);
+      if (const auto& tags = reply.found[i].tags; !tags.empty()) {
+        auto out_tags = found[i].initTags(static_cast<unsigned>(tags.size()));
+        for (unsigned j = 0; j < tags.size(); ++j) out_tags.set(j, tags[j]);
+      }
       auto records = found[i].initRecords(static_cast<unsigned>(reply.found[i].records.size()));
       for (unsigned j = 0; j < records.size(); ++j) put(reply.found[i].records[j], records[j]);
     }

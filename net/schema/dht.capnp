@@ -102,6 +102,7 @@ struct KeyRecords {
   total @2 :UInt32;            # Records held under the key, tombstones included.
   records @3 :List(Record);
   from @4 :UInt32;             # How many of them in their order lie before the first one here; they go round.
+  tags @5 :List(UInt16);       # Empty, or one per record held, in their order: see docs/dht-protocol.md, "Pages".
 }
 
 struct Part {
