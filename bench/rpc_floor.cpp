@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <deque>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -94,21 +95,27 @@ class Peer {
   std::thread thread_;
 };
 
-/// Microseconds of each exchange.
-std::vector<double> exchange(std::size_t request, std::size_t reply, std::chrono::duration<double> duration) {
+/// Microseconds of each exchange, `in_flight` at a time. TCP keeps the order: the next reply is the oldest message's.
+std::vector<double> exchange(std::size_t request, std::size_t reply, std::size_t in_flight, Seconds duration) {
   const Peer peer(request, reply);
   const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));  // Closed first: that ends the peer's loop.
   peer.connect(socket);
   const std::vector<char> out(request);
   std::vector<char> in(reply);
   std::vector<double> samples;
-  const auto end = Clock::now() + duration;
-  for (auto before = Clock::now(); before < end || samples.size() < 2;) {
+  std::deque<Clock::time_point> sent;
+  const auto send = [&](Clock::time_point now) {
+    sent.push_back(now);
     write_all(socket, out);
+  };
+  const auto end = Clock::now() + duration;
+  for (std::size_t i = 0; i < in_flight; ++i) send(Clock::now());
+  while (!sent.empty()) {
     if (!read_all(socket, in)) throw std::runtime_error("the echo ended early");
-    const auto after = Clock::now();
-    samples.push_back(std::chrono::duration<double, std::micro>(after - before).count());
-    before = after;
+    const auto now = Clock::now();
+    samples.push_back(std::chrono::duration<double, std::micro>(now - sent.front()).count());
+    sent.pop_front();
+    if (now < end || samples.size() < 2) send(now);
   }
   samples.erase(samples.begin());  // It also paid for the first touch of every page.
   return samples;
@@ -116,13 +123,15 @@ std::vector<double> exchange(std::size_t request, std::size_t reply, std::chrono
 
 }  // namespace
 
-Latency tcp_echo(std::size_t bytes, std::chrono::duration<double> duration) {
-  auto samples = exchange(bytes, bytes, duration);
-  return {percentile(samples, 0.5), percentile(samples, 0.99), samples.size()};
+Latency tcp_echo(std::size_t bytes, std::size_t in_flight, Seconds duration) {
+  const auto begin = Clock::now();
+  auto samples = exchange(bytes, bytes, in_flight, duration);
+  const Seconds taken = Clock::now() - begin;
+  return {percentile(samples, 0.5), percentile(samples, 0.99), static_cast<double>(samples.size()) / taken.count()};
 }
 
-double tcp_stream_gb_per_s(std::size_t bytes, std::chrono::duration<double> duration) {
-  auto samples = exchange(bytes, 1, duration);
+double tcp_stream_gb_per_s(std::size_t bytes, Seconds duration) {
+  auto samples = exchange(bytes, 1, 1, duration);
   return static_cast<double>(bytes) / (percentile(samples, 0.5) * 1e3);
 }
 
