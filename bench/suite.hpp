@@ -48,6 +48,7 @@ void checkpoint_suite(const Options& options, Reporter& reporter);
 void dht_suite(const Options& options, Reporter& reporter);
 void dht_sim_suite(const Options& options, Reporter& reporter);
 void beam_suite(const Options& options, Reporter& reporter);
+void compression_suite(const Options& options, Reporter& reporter);
 void layer_suite(const Options& options, Reporter& reporter);
 
 /// The value below which `share` (0 to 1) of `samples` lie; sorts them. @pre !samples.empty()

@@ -10,10 +10,12 @@
 namespace dmoe {
 
 /// How float32 values lie on the wire; tensors of other types always travel as they are. So does a tensor with a value
-/// that the format cannot hold (NaN, Inf, beyond float16's 65504): the receiver sees what was sent, never a clipped one.
+/// that the format cannot hold (NaN, Inf, beyond float16's 65504): the receiver sees what was sent, never a clipped
+/// one.
 enum class Compression {
   kNone,      ///< 4 bytes a value, exact.
-  kFloat16,   ///< 2 bytes; error at most |x| / 2,048, or 2^-25 below 2^-14. Small gradients may vanish: prefer kBfloat16.
+  kFloat16,   ///< 2 bytes; error at most |x| / 2,048, or 2^-25 below 2^-14. Small gradients may vanish: prefer
+              ///< kBfloat16.
   kBfloat16,  ///< 2 bytes; error at most |x| / 256 over all of float32's range.
   kInt8,      ///< 1.03 bytes; per block of 128 values one scale: error at most the block's largest magnitude / 254.
 };

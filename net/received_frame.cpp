@@ -118,6 +118,7 @@ class Checker {
         check(reply.getInfo().getArchitecture());
         check(reply.getInfo().getInputs());
         check(reply.getInfo().getOutputs());
+        bounded(reply.getInfo().getCompressions(), kMaxTensors, "compressions");
         return;
       case schema::Reply::FORWARD: check(reply.getForward()); return;
       case schema::Reply::BACKWARD: check(reply.getBackward()); return;

@@ -70,7 +70,9 @@ Result<at::Tensor> decompress(std::span<const std::uint8_t> bytes, Compression c
   auto* values = tensor.data_ptr<float>();
   switch (compression) {
     case Compression::kNone: std::copy_n(scales, count, values); break;
-    case Compression::kFloat16: from_float16(reinterpret_cast<const std::uint16_t*>(bytes.data()), count, values); break;
+    case Compression::kFloat16:
+      from_float16(reinterpret_cast<const std::uint16_t*>(bytes.data()), count, values);
+      break;
     case Compression::kBfloat16:
       from_bfloat16(reinterpret_cast<const std::uint16_t*>(bytes.data()), count, values);
       break;

@@ -16,8 +16,8 @@ namespace dmoe::net {
 /// Bytes of `count` values. kInt8: the scales, float32, of all blocks; then a byte a value.
 std::size_t compressed_size(Compression compression, std::size_t count) noexcept;
 
-/// A uint8 tensor whose first compressed_size bytes are the coded values; its storage is a whole number of 8-byte words.
-/// Undefined: `tensor` is not a non-empty float32 tensor whose values the format can hold.
+/// A uint8 tensor whose first compressed_size bytes are the coded values; its storage is a whole number of 8-byte
+/// words. Undefined: `tensor` is not a non-empty float32 tensor whose values the format can hold.
 /// @param tensor CPU, contiguous.
 at::Tensor compress(const at::Tensor& tensor, Compression compression);
 

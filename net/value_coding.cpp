@@ -37,9 +37,9 @@ std::uint32_t largest_magnitude(const float* values, std::size_t count) noexcept
 }
 
 void to_float16(const float* values, std::size_t count, std::uint16_t* coded) noexcept {
-  constexpr std::int32_t kSmallestNormal = 0x38800000;      // 2^-14
-  constexpr std::uint32_t kRebias = (127 - 15) << 23U;      // Of the exponent.
-  constexpr std::uint32_t kSubnormalMagic = 0x3F000000;     // 0.5: its last place is float16's smallest number.
+  constexpr std::int32_t kSmallestNormal = 0x38800000;   // 2^-14
+  constexpr std::uint32_t kRebias = (127 - 15) << 23U;   // Of the exponent.
+  constexpr std::uint32_t kSubnormalMagic = 0x3F000000;  // 0.5: its last place is float16's smallest number.
   for (std::size_t i = 0; i < count; ++i) {
     const auto bits = std::bit_cast<std::uint32_t>(values[i]);
     const auto size = bits & 0x7FFFFFFFU;
