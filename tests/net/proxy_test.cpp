@@ -5,6 +5,8 @@
 #include "tests/net/rpc_fixture.hpp"
 #include "tests/support/catch.hpp"
 
+#include <prometheus/counter.h>
+
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/websocket/stream.hpp>
 
