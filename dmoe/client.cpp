@@ -92,6 +92,7 @@ Client::Impl::Impl(const ClientOptions& options)
              return rpc;
            }()),
       health_(io_, rpc_, std::make_shared<gating::BanList>(options.ban_time_)),
+      formats_(rpc_),
       thread_([this] { io_.run(); }) {}
 
 Client::Impl::~Impl() {
@@ -167,6 +168,7 @@ std::vector<std::shared_ptr<const dht::ServerAddress>> Client::resolve(const Exp
 net::RpcClient& Client::rpc() noexcept { return impl_->rpc(); }
 std::size_t Client::max_frame_bytes() const noexcept { return impl_->max_frame_bytes(); }
 ServerHealth& Client::health() noexcept { return impl_->health(); }
+ServerFormats& Client::formats() noexcept { return impl_->formats(); }
 
 std::shared_ptr<gating::BeamSearch> Client::beam_search(const std::string& grid,
                                                         const std::vector<std::size_t>& grid_size) {

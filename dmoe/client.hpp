@@ -24,6 +24,7 @@ class RpcClient;
 namespace gating {
 class BeamSearch;
 }
+class ServerFormats;
 class ServerHealth;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
@@ -92,6 +93,8 @@ class Client {
   std::size_t max_frame_bytes() const noexcept;
   /// Which servers answer, where, and who is left alone for a while. Shared by all layers.
   ServerHealth& health() noexcept;
+  /// Which servers read which compression. Shared by all layers.
+  ServerFormats& formats() noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.
   std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
 

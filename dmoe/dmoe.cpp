@@ -76,7 +76,9 @@ void DMoEImpl::pretty_print(std::ostream& stream) const {
   stream << "dmoe::DMoE(in_features=" << options_.in_features() << ", out_features=" << options_.out_features()
          << ", grid=" << options_.prefix() << "[";
   for (std::size_t d = 0; d < options_.grid().size(); ++d) stream << (d > 0 ? ", " : "") << options_.grid()[d];
-  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min() << ")";
+  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min();
+  if (options_.compression() != Compression::kNone) stream << ", compression=" << to_string(options_.compression());
+  stream << ")";
 }
 
 torch::Tensor DMoEImpl::forward(const torch::Tensor& input) { return forward_with(input, {}); }

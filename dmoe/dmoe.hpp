@@ -4,6 +4,7 @@
 #include "dmoe/client.hpp"
 #include "dmoe/stats.hpp"
 #include "gating/product_key_gate.hpp"
+#include "net/compression.hpp"
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
@@ -51,6 +52,9 @@ struct DMoEOptions {
   TORCH_ARG(bool, allow_zero_outputs) = false;
   /// The floating type that experts take and give; floating inputs are converted to it and answers back.
   TORCH_ARG(torch::Dtype, expert_dtype) = torch::kFloat32;
+  /// How float32 tensors travel, both ways and in backward too, to servers that read it. See Compression for the
+  /// errors.
+  TORCH_ARG(Compression, compression) = Compression::kNone;
   /// Of the gate, in training only; see ProductKeyGateOptions.
   TORCH_ARG(double, gate_noise) = 0.0;
   TORCH_ARG(double, gate_temperature) = 1.0;
@@ -70,8 +74,9 @@ struct DMoEOptions {
 ///
 /// Forward ends when all chosen experts answered; or every row has k_min answers and timeout_after_k_min passed; or at
 /// forward_timeout, which covers the search too. A call that fails before then is replaced by the row's next best
-/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that answered; one that
-/// fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with the expert's UID.
+/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that
+/// answered; one that fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with
+/// the expert's UID.
 ///
 /// With k_best = 1 the softmax over one logit is constant; the weight is then p / stop_gradient(p), where p is the
 /// probability of the expert's cell under the product of per-dimension softmaxes. Its value is 1; its gradient is that

@@ -1,5 +1,6 @@
 #include "dmoe/forward_pass.hpp"
 
+#include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
 #include "net/tensor_finite.hpp"
 
@@ -186,6 +187,7 @@ ExpertCall ForwardPass::make_call(const gating::LiveExpert& expert, const std::v
   call.server = expert.servers.front();
   call.endpoint = client_.health().endpoint_of(*call.server);
   call.seed = seed_;
+  call.compression = client_.formats().choose(call.uid, *call.server, call.endpoint, options_.compression());
   for (const auto& block : gathered) call.inputs.push_back(block.narrow(0, begin, count));
   return call;
 }
@@ -280,7 +282,7 @@ MixtureAnswers ForwardPass::collect() {
   for (std::size_t i = 0; i < pass_.batch().size(); ++i) {
     if (pass_.failure(i)) continue;
     const auto& call = pass_.batch().call(i);
-    answers.calls.push_back({call.uid, call.server, std::move(places_[i]), call.inputs});
+    answers.calls.push_back({call.uid, call.server, std::move(places_[i]), call.inputs, call.compression});
   }
   return answers;
 }

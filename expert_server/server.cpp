@@ -3,6 +3,7 @@
 #include "expert_server/announced_endpoints.hpp"
 #include "expert_server/announcer.hpp"
 #include "expert_server/arrival.hpp"
+#include "expert_server/arriving_calls.hpp"
 #include "expert_server/call_handler.hpp"
 #include "expert_server/checkpoint_timer.hpp"
 #include "expert_server/data_directory.hpp"
@@ -214,6 +215,8 @@ class Server::Impl {
       rpc.listen = options_.listen;
       rpc.max_frame_bytes = options_.max_frame_bytes;
       rpc.max_connections = options_.max_connections;
+      rpc.frame_budget = std::make_shared<ArrivingCalls>(budget_);
+      rpc.frame_patience = options_.memory_patience;
       rpc.metrics = &registry_;
       auto server = std::make_unique<net::RpcServer>(
           io_, rpc, [this](net::IncomingCall call) { handler_.handle(std::move(call)); });

@@ -71,9 +71,11 @@ struct ServerOptions {
   int io_threads = 1;      ///< Threads that run sockets and the DHT.
   std::uint64_t seed = 0;  ///< Of initial weights and random claims; 0: from the operating system.
 
-  /// Bytes that queued calls, their activations and connections may hold together, beside weights and optimizer state;
-  /// beyond it calls are refused with kOverloaded. 0: a quarter of the machine's memory.
+  /// Bytes that arriving and queued calls, their activations and connections may hold together, beside weights and
+  /// optimizer state. Before it is reached connections are not read; calls that found no room within memory_patience
+  /// are refused with kOverloaded. 0: a quarter of the machine's memory.
   std::uint64_t max_memory = 0;
+  std::chrono::milliseconds memory_patience{2'000};  ///< How long an arriving call waits for memory, unread.
   /// Experts in memory; the others lie in `data_dir`, which must be set, and come back when they are called. 0: all.
   std::size_t max_resident_experts = 0;
 
