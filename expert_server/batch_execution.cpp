@@ -1,4 +1,6 @@
 #include "expert_server/batch_execution.hpp"
+
+#include "expert_server/device.hpp"
 #include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
@@ -20,14 +22,14 @@ bool finite(const std::vector<at::Tensor>& tensors) {
 
 /// One tensor list per column of the tasks' lists, concatenated.
 std::vector<at::Tensor> joined(const std::vector<Task>& tasks, std::vector<at::Tensor> Task::*list, BatchMemory& memory,
-                               std::size_t first_slot) {
+                               std::size_t first_slot, const c10::Device& device) {
   std::vector<at::Tensor> columns;
   const auto count = (tasks.front().*list).size();
   for (std::size_t i = 0; i < count; ++i) {
     std::vector<at::Tensor> parts;
     parts.reserve(tasks.size());
     for (const auto& task : tasks) parts.push_back((task.*list)[i]);
-    columns.push_back(memory.concatenate(first_slot + i, parts));
+    columns.push_back(memory.concatenate(first_slot + i, parts, device));
   }
   return columns;
 }
@@ -35,15 +37,16 @@ std::vector<at::Tensor> joined(const std::vector<Task>& tasks, std::vector<at::T
 Result<std::vector<at::Tensor>> compute(ExpertBackend& backend, Direction direction, const std::vector<Task>& tasks,
                                         BatchMemory& memory) {
   const auto seed = tasks.front().rng_seed;
-  if (tasks.size() == 1) {
+  const auto& device = backend.device();
+  if (tasks.size() == 1 && device.is_cpu()) {
     const auto& task = tasks.front();
     return direction == Direction::kForward ? backend.forward(task.inputs, seed)
                                             : backend.backward(task.inputs, task.grad_outputs, seed);
   }
   try {
-    const auto inputs = joined(tasks, &Task::inputs, memory, 0);
+    const auto inputs = joined(tasks, &Task::inputs, memory, 0, device);
     if (direction == Direction::kForward) return backend.forward(inputs, seed);
-    return backend.backward(inputs, joined(tasks, &Task::grad_outputs, memory, inputs.size()), seed);
+    return backend.backward(inputs, joined(tasks, &Task::grad_outputs, memory, inputs.size(), device), seed);
   } catch (const std::exception& e) {  // Out of memory while a batch was assembled.
     return Error{Errc::kInternal, e.what(), {}};
   }
@@ -118,8 +121,8 @@ bool answer_empty(ExpertBackend& backend, Direction direction, Task& task) {
 
 }  // namespace
 
-at::Tensor BatchMemory::concatenate(std::size_t slot, const std::vector<at::Tensor>& parts) {
-  if (parts.size() == 1) return parts.front();
+at::Tensor BatchMemory::concatenate(std::size_t slot, const std::vector<at::Tensor>& parts, const c10::Device& device) {
+  if (parts.size() == 1 && device.is_cpu()) return parts.front();
   auto sizes = parts.front().sizes().vec();
   sizes[0] = 0;
   for (const auto& part : parts) sizes[0] += part.size(0);
@@ -130,7 +133,7 @@ at::Tensor BatchMemory::concatenate(std::size_t slot, const std::vector<at::Tens
   // Outputs may share storage with inputs (nop): memory that somebody still reads is left to them.
   const bool reusable = memory.defined() && memory.scalar_type() == parts.front().scalar_type() &&
                         memory.numel() >= elements && memory.storage().use_count() == 1;
-  if (!reusable) memory = at::empty({elements}, parts.front().options());
+  if (!reusable) memory = empty_for_copies({elements}, parts.front().scalar_type(), device);
   auto whole = memory.narrow(0, 0, elements).view(sizes);
   at::cat_out(whole, parts, 0);
   return whole;

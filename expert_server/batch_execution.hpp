@@ -11,8 +11,9 @@ namespace dmoe::expert_server {
 /// Memory in which batches are assembled, reused from batch to batch. Belongs to one device thread.
 class BatchMemory {
  public:
-  /// The tensors end to end along dimension 0. One tensor is returned as it is.
-  at::Tensor concatenate(std::size_t slot, const std::vector<at::Tensor>& parts);
+  /// The tensors end to end along dimension 0, in host memory that `device` can copy from without waiting. For the CPU
+  /// one tensor is returned as it is.
+  at::Tensor concatenate(std::size_t slot, const std::vector<at::Tensor>& parts, const c10::Device& device = c10::kCPU);
 
  private:
   std::vector<at::Tensor> slots_;

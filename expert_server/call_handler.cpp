@@ -193,7 +193,7 @@ Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net
   auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters);
   auto* refused = reply.get();
   task.reply = std::move(reply);
-  if (auto accepted = runtime_.submit(expert, direction, task); !accepted) refused->fail(accepted.error());
+  if (auto accepted = runtimes_.of(*expert).submit(expert, direction, task); !accepted) refused->fail(accepted.error());
   return {};
 }
 

@@ -329,7 +329,7 @@ TEST_CASE("d11 a snapshot never mixes two steps", "[checkpoint][d11]") {
     while (!done) {
       Answers answers(1);
       auto task = answers.task(0, {torch::zeros({1, 1})}, {torch::full({1, 1}, -1.0)});
-      if (host.runtime().submit(expert, Direction::kBackward, task)) answers.wait_all();
+      if (host.runtimes().of(*expert).submit(expert, Direction::kBackward, task)) answers.wait_all();
     }
   });
   CheckpointStore reader(folder.path(), 3);
@@ -366,7 +366,8 @@ TEST_CASE("a8 loading and unloading an expert gives its memory back", "[checkpoi
     REQUIRE(host.load(uid("ffn.0")).has_value());
     Answers answers(1);
     auto task = answers.task(0, {torch::randn({4, 128})}, {torch::randn({4, 128})});
-    REQUIRE(host.runtime().submit(host.table().find("ffn.0"), Direction::kBackward, task).has_value());
+    const auto expert = host.table().find("ffn.0");
+    REQUIRE(host.runtimes().of(*expert).submit(expert, Direction::kBackward, task).has_value());
     REQUIRE(answers.wait_all());
     host.unload(uid("ffn.0"));
   };

@@ -1,6 +1,5 @@
-// What /metrics says of each expert, and what log lines look like.
+// What /metrics says of each expert.
 #include "expert_server/expert_meters.hpp"
-#include "expert_server/log_format.hpp"
 #include "expert_server/server.hpp"
 #include "expert_server/staleness.hpp"
 #include "tests/expert_server/fixtures.hpp"
@@ -8,11 +7,7 @@
 #include "tests/expert_server/test_caller.hpp"
 #include "tests/support/catch.hpp"
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
-
-#include <sstream>
 
 using namespace dmoe;
 using namespace dmoe::expert_server;
@@ -95,30 +90,4 @@ TEST_CASE("staleness counts the updates since a callers forward pass", "[metrics
   for (std::uint64_t seed = 100; seed < 1'000; ++seed) staleness.forward(seed, 9);
   CHECK_FALSE(staleness.backward(11, 9));  // Forgotten: memory is bounded.
   CHECK(staleness.backward(999, 9) == std::optional<std::uint64_t>(0));
-}
-
-TEST_CASE("a log line in JSON is one object whatever the message holds", "[log]") {
-  std::ostringstream stream;
-  spdlog::logger logger("server", std::make_shared<spdlog::sinks::ostream_sink_mt>(stream));
-  CHECK(parse_log_format("xml").has_error());
-  set_log_format(logger, parse_log_format("json").value());
-  logger.warn("a \"quoted\"\nsecond line \xff");
-  logger.info("plain");
-  std::istringstream lines(stream.str());
-  std::string line;
-  REQUIRE(std::getline(lines, line));
-  const auto first = nlohmann::json::parse(line);
-  CHECK(first.at("level") == "warning");
-  CHECK(first.at("logger") == "server");
-  CHECK(first.at("message") == "a \"quoted\"\nsecond line \xEF\xBF\xBD");
-  const auto time = first.at("time").get<std::string>();
-  CHECK(time.size() == 24);
-  CHECK(time.back() == 'Z');
-  REQUIRE(std::getline(lines, line));
-  CHECK(nlohmann::json::parse(line).at("message") == "plain");
-  CHECK_FALSE(std::getline(lines, line));
-  stream.str("");
-  set_log_format(logger, LogFormat::kText);
-  logger.info("for people");
-  CHECK(stream.str().find("info for people") != std::string::npos);
 }
