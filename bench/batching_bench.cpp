@@ -101,11 +101,39 @@ void measure_grouping(const Options& options, Reporter& reporter, std::int64_t r
          rates<2>(settings, rows, options.seconds, [&](Setting& s, int caller) { s.backward(caller, x, gradient); }));
 }
 
+/// One row a call and 16 callers of one expert: forward, and a forward followed by its backward.
+void measure_callers(const Options& options, Reporter& reporter, std::int64_t hidden) {
+  constexpr int kFewCallers = 16;
+  ClientThread thread;
+  expert_server::ExpertOptions expert;
+  expert.hidden_dim = hidden;
+  Setting setting(thread, expert, 1, true);
+  const auto x = torch::randn({1, hidden});
+  const auto gradient = torch::randn({1, hidden});
+  const auto forward = [&](int caller) { setting.forward(caller, x); };
+  const auto both = [&](int caller) {
+    setting.forward(caller, x);
+    setting.backward(caller, x, gradient);
+  };
+  rate_of_callers(kFewCallers, both, 1, 0.2);
+  const auto forward_rate = rate_of_callers(kFewCallers, forward, 1, options.seconds);
+  const auto both_rate = rate_of_callers(kFewCallers, both, 1, options.seconds);
+  reporter.report("batching", {{"mode", "callers"},
+                               {"clients", kFewCallers},
+                               {"rows", 1},
+                               {"hidden", hidden},
+                               {"forward_rows_per_s", forward_rate},
+                               {"forward_backward_rows_per_s", both_rate}});
+}
+
 }  // namespace
 
 void batching_suite(const Options& options, Reporter& reporter) {
   if (!options.mode || *options.mode == "batched") measure_batching(options, reporter, 1'024);
   if (!options.mode || *options.mode == "grouped") measure_grouping(options, reporter, 4, 256);
+  if (options.mode && *options.mode != "callers") return;
+  measure_callers(options, reporter, 64);
+  measure_callers(options, reporter, 1'024);
 }
 
 }  // namespace dmoe::bench

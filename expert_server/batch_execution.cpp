@@ -81,6 +81,8 @@ std::size_t answer(const ExpertBackend& backend, std::vector<Task>& tasks, const
   return failed;
 }
 
+std::size_t compute_apart(ExpertBackend& backend, Direction direction, std::vector<Task>& tasks, BatchMemory& memory);
+
 std::size_t compute_and_answer(ExpertBackend& backend, Direction direction, std::vector<Task>& tasks,
                                BatchMemory& memory) {
   if (tasks.empty()) return 0;
@@ -90,8 +92,25 @@ std::size_t compute_and_answer(ExpertBackend& backend, Direction direction, std:
     tasks.front().reply->fail(results.error());
     return 1;
   }
+  return compute_apart(backend, direction, tasks, memory);
+}
+
+/// After several tasks failed together: those that fail by themselves are answered so, and the others are computed
+/// together, as they would have been without them.
+std::size_t compute_apart(ExpertBackend& backend, Direction direction, std::vector<Task>& tasks, BatchMemory& memory) {
+  std::vector<Task> sound;
   std::size_t failed = 0;
   for (auto& task : tasks) {
+    auto rehearsed = backend.rehearse(task.inputs, task.grad_outputs, task.rng_seed);
+    if (rehearsed) {
+      sound.push_back(std::move(task));
+    } else {
+      ++failed;
+      task.reply->fail(rehearsed.error());
+    }
+  }
+  if (failed > 0) return failed + compute_and_answer(backend, direction, sound, memory);
+  for (auto& task : sound) {  // Only together they fail: for lack of memory, say.
     std::vector<Task> alone;
     alone.push_back(std::move(task));
     failed += compute_and_answer(backend, direction, alone, memory);

@@ -23,7 +23,8 @@ class BatchMemory {
 ///
 /// Non-finite inputs and gradients are refused (kInvalidArgument) before anything is concatenated. Tasks without rows
 /// get an answer without rows, and teach nothing. When a batch of several fails as a whole, each of its tasks is tried
-/// alone. A backward batch is one optimizer step.
+/// alone, and those that pass are computed together: with the same bits as without the others. A backward batch is one
+/// optimizer step.
 /// @pre all tasks passed check_tensors and can be concatenated.    @return how many failed.
 std::size_t execute_batch(ExpertBackend& backend, Direction direction, std::vector<Task> batch, BatchMemory& memory);
 

@@ -3,6 +3,7 @@
 
 #include "expert_server/expert_table.hpp"
 #include "expert_server/memory_budget.hpp"
+#include "expert_server/refusal_log.hpp"
 #include "expert_server/runtimes.hpp"
 #include "expert_server/server_metrics.hpp"
 #include "net/rpc_server.hpp"
@@ -32,6 +33,7 @@ class CallHandler {
   Runtimes& runtimes_;
   ServerMetrics& metrics_;
   std::shared_ptr<MemoryBudget> budget_;
+  mutable RefusalLog refusals_;
 };
 
 }  // namespace dmoe::expert_server

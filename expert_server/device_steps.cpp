@@ -3,8 +3,6 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <cmath>
-
 namespace dmoe::expert_server {
 namespace {
 
@@ -15,14 +13,14 @@ at::Tensor clipped_and_decayed(const at::Tensor& gradient, const at::Tensor& wei
 
 }  // namespace
 
-double norm_on_device(const std::vector<at::Tensor>& gradients) {
+double squared_norm_on_device(const std::vector<at::Tensor>& gradients) {
   at::Tensor squares;
   for (const auto& gradient : gradients) {
     if (!gradient.defined()) continue;
     const auto own = gradient.to(at::kDouble).square().sum();
     squares = squares.defined() ? squares + own : own;
   }
-  return squares.defined() ? std::sqrt(squares.item<double>()) : 0;
+  return squares.defined() ? squares.item<double>() : 0;
 }
 
 void adam_step_on_device(const at::Tensor& weight, const at::Tensor& gradient, const std::vector<at::Tensor>& state,

@@ -9,8 +9,8 @@
 
 namespace dmoe::expert_server {
 
-/// The 2-norm of all defined gradients together, in double; asks the device once.
-double norm_on_device(const std::vector<at::Tensor>& gradients);
+/// The squared 2-norm of all defined gradients together, in double; asks the device once.
+double squared_norm_on_device(const std::vector<at::Tensor>& gradients);
 
 /// One step of the weight in place, as adam_step and sgd_step of optimizer_steps.hpp take it. On any device.
 /// `state`: exp_avg, exp_avg_sq, and max_exp_avg_sq if AMSGrad is on.

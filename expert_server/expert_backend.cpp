@@ -259,30 +259,60 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
   }
 }
 
-Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at::Tensor>& inputs,
-                                                            const std::vector<at::Tensor>& grad_outputs,
-                                                            std::uint64_t rng_seed) {
-  const auto x = to_device(inputs, device_);
-  const auto gradients = to_device(grad_outputs, device_);
-  if (auto own = module_->backward(x, gradients, !frozen_)) return learn(std::move(*own));
-  auto found = gradients_by_autograd(x, gradients, rng_seed);
-  if (!found) return found.error();
-  return learn(std::move(*found));
+Result<void> ExpertBackend::rehearse(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& grad_outputs,
+                                     std::uint64_t rng_seed) {
+  if (grad_outputs.empty()) {
+    const auto outputs = forward(inputs, rng_seed);
+    if (!outputs) return outputs.error();
+    return {};
+  }
+  try {
+    const BufferGuard guard(buffers_);
+    const auto gradients = find_gradients(inputs, grad_outputs, rng_seed);
+    if (!gradients) return gradients.error();
+    if (frozen_) return {};
+    const auto norm = optimizer_.norm(gradients->parameters);
+    if (!norm) return norm.error();
+    return {};
+  } catch (const std::exception& e) {
+    return failure("backward", e);
+  }
 }
 
 /// One optimizer step, unless something is not finite: nothing changes then.
-Result<std::vector<at::Tensor>> ExpertBackend::learn(ExpertGradients gradients) {
+Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at::Tensor>& inputs,
+                                                            const std::vector<at::Tensor>& grad_outputs,
+                                                            std::uint64_t rng_seed) {
+  auto gradients = find_gradients(inputs, grad_outputs, rng_seed);
+  if (!gradients) return gradients.error();
+  if (!frozen_) {
+    const auto norm = optimizer_.step(gradients->parameters, updates());
+    if (!norm) return norm.error();
+    gradient_norm_.store(*norm, std::memory_order_relaxed);
+  }
+  return to_host(std::move(gradients->inputs), device_);
+}
+
+/// By the module itself, or by autograd.
+Result<ExpertGradients> ExpertBackend::find_gradients(const std::vector<at::Tensor>& inputs,
+                                                      const std::vector<at::Tensor>& grad_outputs,
+                                                      std::uint64_t rng_seed) {
+  const auto x = to_device(inputs, device_);
+  const auto back = to_device(grad_outputs, device_);
+  ExpertGradients gradients;
+  if (auto own = module_->backward(x, back, !frozen_)) {
+    gradients = std::move(*own);
+  } else {
+    auto found = gradients_by_autograd(x, back, rng_seed);
+    if (!found) return found;
+    gradients = std::move(*found);
+  }
   for (const auto& gradient : gradients.inputs) {
     if (!all_finite_on(gradient)) {
       return invalid("a gradient with respect to the inputs is not finite: NaN or Inf");
     }
   }
-  if (!frozen_) {
-    const auto norm = optimizer_.step(gradients.parameters, updates());
-    if (!norm) return norm.error();
-    gradient_norm_.store(*norm, std::memory_order_relaxed);
-  }
-  return to_host(std::move(gradients.inputs), device_);
+  return gradients;
 }
 
 Result<ExpertGradients> ExpertBackend::gradients_by_autograd(const std::vector<at::Tensor>& inputs,

@@ -80,6 +80,10 @@ class ExpertBackend {
   Result<std::vector<at::Tensor>> backward(const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
 
+  /// Whether a call would succeed by itself: computes all of it, and changes nothing. Without `grad_outputs`: forward.
+  Result<void> rehearse(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& grad_outputs,
+                        std::uint64_t rng_seed);
+
   /// Gives weights and optimizer state back to the system; the const accessors work as before, nothing else does
   /// before `revive`. A snapshot must exist elsewhere.
   void evict();
@@ -105,7 +109,8 @@ class ExpertBackend {
   class BufferGuard;
   Result<std::vector<at::Tensor>> run_backward(const std::vector<at::Tensor>& inputs,
                                                const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
-  Result<std::vector<at::Tensor>> learn(ExpertGradients gradients);
+  Result<ExpertGradients> find_gradients(const std::vector<at::Tensor>& inputs,
+                                         const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
   Result<ExpertGradients> gradients_by_autograd(const std::vector<at::Tensor>& inputs,
                                                 const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
   void adopt_module(std::unique_ptr<ExpertModule> module);

@@ -54,8 +54,8 @@ StagePass pass_through(const Stage& stage, const at::Tensor& x) {
   return {x, std::move(z), std::move(there)};
 }
 
-ParameterGradient outer(const at::Tensor& gradient, const at::Tensor& input) { return {{}, gradient, input}; }
-ParameterGradient dense(const at::Tensor& gradient) { return {gradient, {}, {}}; }
+ParameterGradient outer_gradient(const at::Tensor& gradient, const at::Tensor& input) { return {{}, gradient, input}; }
+ParameterGradient dense_gradient(const at::Tensor& gradient) { return {gradient, {}, {}}; }
 
 class FfnExpert final : public TorchExpert {
  public:
@@ -88,8 +88,8 @@ class FfnExpert final : public TorchExpert {
     if (with_parameters) parameters.resize(10);
     auto back = linear_backward(last_, gradient);
     if (with_parameters) {
-      parameters[8] = outer(gradient, second.there.output);
-      parameters[9] = dense(gradient.sum(0));
+      parameters[8] = outer_gradient(gradient, second.there.output);
+      parameters[9] = dense_gradient(gradient.sum(0));
     }
     back = back_through(second_, second, std::move(back), with_parameters ? &parameters[4] : nullptr);
     back = back_through(first_, first, std::move(back), with_parameters ? &parameters[0] : nullptr);
@@ -108,10 +108,10 @@ class FfnExpert final : public TorchExpert {
                               bias_gradient);
     auto back = linear_backward(stage.linear, gradient);
     if (parameters != nullptr) {
-      parameters[0] = outer(gradient, pass.input);
-      parameters[1] = dense(gradient.sum(0));
-      parameters[2] = dense(weight_gradient);
-      parameters[3] = dense(bias_gradient);
+      parameters[0] = outer_gradient(gradient, pass.input);
+      parameters[1] = dense_gradient(gradient.sum(0));
+      parameters[2] = dense_gradient(weight_gradient);
+      parameters[3] = dense_gradient(bias_gradient);
     }
     return back;
   }

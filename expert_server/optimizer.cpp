@@ -118,35 +118,40 @@ Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients, std::ui
   return step(dense, steps);
 }
 
-Result<double> Optimizer::step(const std::vector<ParameterGradient>& gradients, std::uint64_t steps) {
-  if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
-  auto usable = gradients;
+Result<double> Optimizer::norm(const std::vector<ParameterGradient>& gradients) const {
   double squares = 0;
   double bound = 0;
   std::vector<at::Tensor> elsewhere;
-  for (auto& gradient : usable) {
+  for (const auto& gradient : gradients) {
     if (gradient.left.defined()) {
       const auto norm = norm_of(outer_products(gradient));
       squares += norm.squared;
       bound = std::max(bound, norm.bound);
-    } else if (gradient.dense.defined()) {
-      gradient.dense = gradient.dense.contiguous();
-      if (gradient.dense.device().is_cpu()) {
-        squares += squared_norm_of(gradient.dense);
-      } else {
-        elsewhere.push_back(gradient.dense);
-      }
+    } else if (gradient.dense.defined() && gradient.dense.device().is_cpu()) {
+      squares += squared_norm_of(gradient.dense.contiguous());
+    } else {
+      elsewhere.push_back(gradient.dense);
     }
   }
-  if (!elsewhere.empty()) squares += std::pow(norm_on_device(elsewhere), 2);
-  const double norm = std::sqrt(squares);
-  const double limit = settings_.clip_grad_norm;
-  const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
-  // A product that overflows a float although its norm, in double, is finite.
+  squares += squared_norm_on_device(elsewhere);
+  // A product can overflow a float although its norm, in double, is finite.
   const bool overflows = !(bound <= std::numeric_limits<float>::max());
-  if (!std::isfinite(norm) || overflows) {
+  if (!std::isfinite(squares) || overflows) {
     return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
   }
+  return std::sqrt(squares);
+}
+
+Result<double> Optimizer::step(const std::vector<ParameterGradient>& gradients, std::uint64_t steps) {
+  if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
+  auto usable = gradients;
+  for (auto& gradient : usable) {
+    if (gradient.dense.defined()) gradient.dense = gradient.dense.contiguous();
+  }
+  const auto norm = this->norm(usable);
+  if (!norm) return norm;
+  const double limit = settings_.clip_grad_norm;
+  const double scale = limit > 0 && *norm > limit ? limit / *norm : 1.0;
   const double rate = settings_.learning_rate * settings_.schedule.factor(steps);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) {

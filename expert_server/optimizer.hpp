@@ -53,6 +53,9 @@ class Optimizer {
   Result<double> step(const std::vector<at::Tensor>& gradients, std::uint64_t steps = 0);
   Result<double> step(const std::vector<ParameterGradient>& gradients, std::uint64_t steps = 0);
 
+  /// The gradients' 2-norm, or what `step` would refuse them with.
+  Result<double> norm(const std::vector<ParameterGradient>& gradients) const;
+
   const OptimizerSettings& settings() const noexcept { return settings_; }
 
   /// What must be kept to go on exactly: "<parameter>.exp_avg", … and "<parameter>.step". Only parameters that have
