@@ -31,7 +31,8 @@ double range_squares(const T* values, std::int64_t count) {
 }
 
 template <bool kAmsgrad, class T>
-void adam_range(const AdamMemory<T>& memory, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
+[[gnu::always_inline]] inline void adam_loop(const AdamMemory<T>& memory, const AdamFactors& factors,
+                                             std::int64_t begin, std::int64_t end) {
   const T scale = static_cast<T>(factors.scale);
   const T decay = static_cast<T>(factors.coupled_decay);
   const T shrink = static_cast<T>(factors.decoupled_decay);
@@ -60,6 +61,41 @@ void adam_range(const AdamMemory<T>& memory, const AdamFactors& factors, std::in
     square[i] = v;
     weight[i] = shrink * weight[i] - step_size * m / (std::sqrt(top) * root_correction + epsilon);
   }
+}
+
+template <class T>
+using AdamRange = void (*)(const AdamMemory<T>&, const AdamFactors&, std::int64_t, std::int64_t);
+
+template <bool kAmsgrad, class T>
+void plain_adam(const AdamMemory<T>& memory, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
+  adam_loop<kAmsgrad>(memory, factors, begin, end);
+}
+
+#if defined(__x86_64__)
+template <bool kAmsgrad, class T>
+__attribute__((target("avx2,fma"))) void avx2_adam(const AdamMemory<T>& memory, const AdamFactors& factors,
+                                                   std::int64_t begin, std::int64_t end) {
+  adam_loop<kAmsgrad>(memory, factors, begin, end);
+}
+
+template <bool kAmsgrad, class T>
+AdamRange<T> best_adam() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? avx2_adam<kAmsgrad, T>
+                                                                         : plain_adam<kAmsgrad, T>;
+}
+#else
+template <bool kAmsgrad, class T>
+AdamRange<T> best_adam() {
+  return plain_adam<kAmsgrad, T>;
+}
+#endif
+
+/// The loop for the processor at hand: square roots and divisions are what a small expert's step takes.
+template <class T>
+AdamRange<T> adam_range(bool amsgrad) {
+  static const auto with = best_adam<true, T>();
+  static const auto without = best_adam<false, T>();
+  return amsgrad ? with : without;
 }
 
 double dot(const float* left, const float* right, std::int64_t count) {
@@ -135,7 +171,7 @@ double squared_norm(const T* values, std::int64_t count) {
 
 template <class T>
 void adam_step(const AdamMemory<T>& memory, std::int64_t count, const AdamFactors& factors) {
-  const auto range = memory.largest != nullptr ? adam_range<true, T> : adam_range<false, T>;
+  const auto range = adam_range<T>(memory.largest != nullptr);
   parallel_range(count, kGrain, [&](std::int64_t begin, std::int64_t end) { range(memory, factors, begin, end); });
 }
 
@@ -145,7 +181,7 @@ void sgd_step(const SgdMemory<T>& memory, std::int64_t count, const SgdFactors& 
 }
 
 void adam_step(const AdamMemory<float>& memory, const OuterProducts& gradient, const AdamFactors& factors) {
-  const auto range = memory.largest != nullptr ? adam_range<true, float> : adam_range<false, float>;
+  const auto range = adam_range<float>(memory.largest != nullptr);
   for_each_row(gradient, [&](std::int64_t first, const float* row) {
     const AdamMemory<float> part{memory.weight + first, row, memory.mean + first, memory.square + first,
                                  memory.largest == nullptr ? nullptr : memory.largest + first};

@@ -5,14 +5,11 @@
 #include "net/endpoint.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/expert_server/http_get.hpp"
+#include "tests/expert_server/log_capture.hpp"
 #include "tests/expert_server/test_caller.hpp"
 #include "tests/support/catch.hpp"
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
-
 #include <limits>
-#include <sstream>
 
 using namespace dmoe;
 using namespace dmoe::expert_server;
@@ -20,33 +17,6 @@ using namespace dmoe::expert_server::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-/// What the default logger writes while this lives.
-class LogCapture {
- public:
-  LogCapture() : before_(spdlog::default_logger()) {
-    spdlog::set_default_logger(
-        std::make_shared<spdlog::logger>("captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(stream_)));
-  }
-  ~LogCapture() { spdlog::set_default_logger(before_); }
-  LogCapture(const LogCapture&) = delete;
-  LogCapture& operator=(const LogCapture&) = delete;
-
-  std::vector<std::string> warnings() const {
-    std::vector<std::string> found;
-    std::istringstream lines(stream_.str());
-    for (std::string line; std::getline(lines, line);) {
-      if (line.find("[warning]") != std::string::npos || line.find("[error]") != std::string::npos) {
-        found.push_back(line);
-      }
-    }
-    return found;
-  }
-
- private:
-  std::shared_ptr<spdlog::logger> before_;
-  std::ostringstream stream_;
-};
 
 Error bad(const std::string& what) { return {Errc::kInvalidArgument, what, {}}; }
 

@@ -6,6 +6,7 @@
 #include "net/tensor_codec.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/expert_server/http_get.hpp"
+#include "tests/expert_server/log_capture.hpp"
 #include "tests/expert_server/test_caller.hpp"
 #include "tests/support/catch.hpp"
 
@@ -339,6 +340,7 @@ TEST_CASE("a loser picks other free experts of the pattern", "[server][b15]") {
   options.num_experts = 4;
   options.heartbeat = 500ms;
   options.announcement_ttl = 20s;
+  const LogCapture log;
   auto first = std::async(std::launch::async, [&] { return Server::start(options); });  // Equal seeds: equal draws.
   auto second = std::async(std::launch::async, [&] { return Server::start(options); });
   auto a = first.get();
@@ -351,6 +353,14 @@ TEST_CASE("a loser picks other free experts of the pattern", "[server][b15]") {
     for (const auto& name : (*b)->experts()) all.insert(name);
     return all.size() == 8 && listed(seed->dht(), "ffn", 1).size() == 8;
   }));
+  // Each expert that was given up is told of, with who keeps it. When one server saw the other's claims in time, none
+  // was.
+  for (const auto& line : log.warnings()) {
+    const bool kept = line.find("which keeps it") != std::string::npos &&
+                      (line.find(net::short_string((*a)->peer_id())) != std::string::npos ||
+                       line.find(net::short_string((*b)->peer_id())) != std::string::npos);
+    CHECK((kept || line.find("heartbeat") != std::string::npos));
+  }
 }
 
 TEST_CASE("options that do not fit are refused with the reason", "[server]") {
