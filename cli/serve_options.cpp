@@ -126,7 +126,7 @@ void add_learning_options(CLI::App& command, ServeOptions& options) {
       ->type_size(1)
       ->expected(1)
       ->check(one_of({"true", "false"}));
-  command.add_flag("--frozen", options.expert.frozen, "Serve without learning: backward changes nothing");
+  command.add_flag("--freeze,--frozen", options.expert.frozen, "Serve without learning: backward changes nothing");
   command.add_option("--momentum", options.expert.momentum, "Momentum of sgd; default: the checkpoint's, or 0")
       ->type_name("FACTOR")
       ->check(decimal_number(0, 1, "0.9"));
@@ -294,7 +294,7 @@ Result<void> check_sizes(const ServeOptions& options, const expert_server::Exper
                            std::to_string(expert.max_batch_size);
   if (auto fits = check_fits(what, size_of_experts(expert, static_cast<double>(resident)), memory_limit(),
                              "lower one of these, host fewer with --num-experts, keep fewer in memory with "
-                             "--max-resident-experts, or serve without learning (--frozen)");
+                             "--max-resident-experts, or serve without learning (--freeze)");
       !fits) {
     return fits;
   }

@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <limits>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
