@@ -32,11 +32,12 @@ TEST_CASE("e7 each caller is told about once a minute and all together a few tim
   CHECK(log.warnings()[0].find("inputs are NaN") != std::string::npos);
   CHECK(log.warnings()[0].find("nothing to do") != std::string::npos);
   for (int i = 0; i < 200; ++i) refusals.note("[2001:db8::" + std::to_string(i) + "]:4040", bad("x"));
-  CHECK(log.warnings().size() == RefusalLog::kMostLines);
+  REQUIRE(log.warnings().size() == RefusalLog::kMostLines);
+  CHECK(log.warnings()[1].find("999 refusals") != std::string::npos);
   now += RefusalLog::kPeriod;
   refusals.note("192.0.2.1:9", bad("again"));
   REQUIRE(log.warnings().size() == RefusalLog::kMostLines + 1);
-  CHECK(log.warnings().back().find("1194 refusals") != std::string::npos);  // 999, and 195 of the 200.
+  CHECK(log.warnings().back().find("195 refusals") != std::string::npos);  // Of the 200, five were told.
 }
 
 TEST_CASE("e7 a server stays quiet when peers come and go and send what they should not", "[log][server][e7]") {
