@@ -34,12 +34,14 @@ std::uint64_t expanded_bytes_of(const Call::Reader& call, Direction direction) {
 /// The answer to one forward or backward call.
 class RpcReply final : public TaskReply {
  public:
-  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters)
+  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters,
+           RefusalLog& refusals)
       : call_(std::move(call)),
         direction_(direction),
         compression_(wanted_compression(call_.reader(), direction)),
         metrics_(metrics),
-        meters_(meters) {}
+        meters_(meters),
+        refusals_(refusals) {}
 
   void succeed(std::vector<at::Tensor> tensors) override {
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
@@ -49,10 +51,13 @@ class RpcReply final : public TaskReply {
       if (!encoded) throw std::runtime_error(describe(encoded.error()));  // Answered as kInternal by the call.
     });
     metrics_.answered(direction_, nullptr);
-    if (meters_ != nullptr) meters_->answered(direction_, bytes_of(tensors));
+    const auto bytes = bytes_of(tensors);
+    metrics_.sent(direction_, bytes);
+    if (meters_ != nullptr) meters_->answered(direction_, bytes);
   }
 
   void fail(const Error& error) override {
+    if (error.code == Errc::kInvalidArgument) refusals_.note(call_.caller(), error);
     call_.fail(error);
     metrics_.answered(direction_, &error);
     if (meters_ != nullptr) meters_->failed(error);
@@ -67,6 +72,7 @@ class RpcReply final : public TaskReply {
   Compression compression_;
   ServerMetrics& metrics_;
   ExpertMeters* meters_;
+  RefusalLog& refusals_;
 };
 
 std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -143,6 +149,7 @@ void CallHandler::handle(net::IncomingCall call) const {
       if (auto submitted = submit(call, direction); !submitted) {
         const auto error = submitted.error();
         metrics_.answered(direction, &error);
+        if (error.code == Errc::kInvalidArgument) refusals_.note(call.caller(), error);
         call.fail(error);
       }
       return;
@@ -209,6 +216,7 @@ Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net
   if (auto decoded = decode(call.reader(), direction, call.frame(), task); !decoded) return decoded;
   if (auto checked = check(expert->backend->schema(), direction, task); !checked) return checked;
   const auto bytes = bytes_of(task.inputs) + bytes_of(task.grad_outputs);
+  metrics_.received(direction, bytes);
   if (expert->meters != nullptr) expert->meters->received(direction, bytes);
   // The answer may be as large as the call. The call's own bytes are counted with their frame, unless it was small or
   // they lie elsewhere now.
@@ -218,10 +226,10 @@ Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net
   task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();
   task.deadline = call.deadline();
-  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters);
+  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters, refusals_);
   auto* refused = reply.get();
   task.reply = std::move(reply);
-  if (auto accepted = runtime_.submit(expert, direction, task); !accepted) refused->fail(accepted.error());
+  if (auto accepted = runtimes_.of(*expert).submit(expert, direction, task); !accepted) refused->fail(accepted.error());
   return {};
 }
 

@@ -3,6 +3,8 @@
 
 #include "expert_server/expert_table.hpp"
 #include "expert_server/memory_budget.hpp"
+#include "expert_server/refusal_log.hpp"
+#include "expert_server/runtimes.hpp"
 #include "expert_server/server_metrics.hpp"
 #include "net/rpc_server.hpp"
 
@@ -13,8 +15,9 @@ namespace dmoe::expert_server {
 class CallHandler {
  public:
   /// All outlive the calls. Beyond `budget` calls are refused.
-  CallHandler(const ExpertTable& table, Runtime& runtime, ServerMetrics& metrics, std::shared_ptr<MemoryBudget> budget)
-      : table_(table), runtime_(runtime), metrics_(metrics), budget_(std::move(budget)) {}
+  CallHandler(const ExpertTable& table, Runtimes& runtimes, ServerMetrics& metrics,
+              std::shared_ptr<MemoryBudget> budget)
+      : table_(table), runtimes_(runtimes), metrics_(metrics), budget_(std::move(budget)) {}
 
   void handle(net::IncomingCall call) const;
 
@@ -27,9 +30,10 @@ class CallHandler {
   Result<void> submit(net::IncomingCall& call, Direction direction) const;
 
   const ExpertTable& table_;
-  Runtime& runtime_;
+  Runtimes& runtimes_;
   ServerMetrics& metrics_;
   std::shared_ptr<MemoryBudget> budget_;
+  mutable RefusalLog refusals_;
 };
 
 }  // namespace dmoe::expert_server
