@@ -66,6 +66,15 @@ int main(int argc, char* argv[]) {
                      "Compute threads of each server process, 0: the server's default (layer)")
         ->capture_default_str();
     command->add_option("--grid", grids, "Grid sizes such as 32,32; repeatable (beam)")->check(check_grid);
+    command
+        ->add_option("--distribution", options.distribution,
+                     "Of delays: exponential, constant or weibull with --shape; weibull of shape 1 is the exponential "
+                     "distribution, which the paper used (latency)")
+        ->check(CLI::IsMember({"exponential", "constant", "weibull"}))
+        ->capture_default_str();
+    command->add_option("--shape", options.shape, "Shape of the Weibull distribution (latency)")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     command->add_option("--mode", options.mode, "Run only this part of the suite");
     command->callback([&chosen, &here = suites.back()] { chosen = &here; });
   }

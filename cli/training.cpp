@@ -31,6 +31,11 @@ Result<double> step(Classifier& model, torch::optim::Adam& optimizer, const Batc
   }
 }
 
+/// Whether the same step may succeed later: servers come back, but what they refuse they will refuse again.
+bool worth_repeating(Errc code) {
+  return code != Errc::kInternal && code != Errc::kInvalidArgument && code != Errc::kUnauthorized;
+}
+
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -48,7 +53,7 @@ Result<TrainingReport> train(Classifier& model, const ImageDataset& data, const 
     if (before_step) before_step(i);
     const auto start = Clock::now();
     Result<double> loss = step(model, optimizer, sampler.next());
-    while (!loss && loss.error().code != Errc::kInternal && !signals.requested()) {
+    while (!loss && worth_repeating(loss.error().code) && !signals.requested()) {
       ++report.failed_steps;
       if (Clock::now() - start > options.patience) return loss.error();
       if (report.failed_steps == 1) progress.say("a step failed and is repeated: " + loss.error().message);

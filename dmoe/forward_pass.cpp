@@ -249,9 +249,12 @@ void ForwardPass::fail_row(std::int64_t row) const {
   }
   const std::size_t failed = static_cast<std::size_t>(
       std::count_if(calls.begin(), calls.end(), [this](auto call) { return pass_.failure(call).has_value(); }));
+  // What was refused will be refused again; if any failed otherwise, another try may succeed.
   Errc code = Errc::kNotFound;
   for (const auto call : calls) {
-    if (pass_.failure(call)) code = pass_.failure(call)->code;
+    if (pass_.failure(call) && (code == Errc::kNotFound || code == Errc::kInvalidArgument)) {
+      code = pass_.failure(call)->code;
+    }
   }
   throw Exception({code,
                    where + ": " + std::to_string(quorum_.answered(row)) + " of " + std::to_string(calls.size()) +

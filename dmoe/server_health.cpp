@@ -1,5 +1,7 @@
 #include "dmoe/server_health.hpp"
 
+#include "dmoe/failure_log.hpp"
+
 #include <spdlog/spdlog.h>
 #include <boost/asio/steady_timer.hpp>
 
@@ -14,7 +16,15 @@ using Clock = std::chrono::steady_clock;
 using ServerPtr = std::shared_ptr<const dht::ServerAddress>;
 
 constexpr int kMaxProbes = 8;  ///< By then the server's record has run out, or it announced itself again.
-constexpr std::chrono::seconds kLogPeriod{10};  ///< At most one line per server in this time.
+
+/// A line in a log must say whether somebody has to act.
+const char* what_to_do(Errc code) {
+  switch (code) {
+    case Errc::kInvalidArgument: return "check the options of the layer that called it";
+    case Errc::kUnauthorized: return "this trainer is not allowed there: use other experts, or ask its owner";
+    default: return "others take over, nothing to do here";
+  }
+}
 
 }  // namespace
 
@@ -38,7 +48,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   }
 
   void failed(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint, const Error& error) {
-    log(*server, to_string(uid) + ": " + describe(error));
+    log(*server, to_string(uid) + ": " + describe(error) + "; " + what_to_do(error.code));
     if (!gating::deserves_ban(error.code)) return;
     if (error.code == Errc::kUnavailable) return unreachable(uid, server, endpoint);
     std::optional<std::chrono::milliseconds> time;
@@ -47,7 +57,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   }
 
   void silent(const ExpertUid& uid, const ServerPtr& server) {
-    log(*server, "no answer to any call; its experts are left out until it shows up again");
+    log(*server, "no answer to any call; its experts are left out until it shows up again, nothing to do here");
     ban(uid, server);
   }
 
@@ -64,7 +74,6 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     std::size_t endpoint = 0;                          ///< Index, modulo the number of endpoints.
     std::size_t unreachable = 0;                       ///< Endpoints that failed in a row.
     std::shared_ptr<boost::asio::steady_timer> timer;  ///< Set while probing. Shared with its handler.
-    Clock::time_point quiet_until;
   };
 
   void unreachable(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint) {
@@ -135,14 +144,14 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   }
 
   void log(const dht::ServerAddress& server, const std::string& text) {
+    std::optional<std::string> line;
     {
       const std::lock_guard lock(mutex_);
-      Record& record = record_of(server);
-      const auto now = Clock::now();
-      if (now < record.quiet_until) return;
-      record.quiet_until = now + kLogPeriod;
+      line = log_.line(server.peer, text, Clock::now());
     }
-    spdlog::warn("server {} at {}: {}", net::short_string(server.peer), to_string(server.endpoints.front()), text);
+    if (line) {
+      spdlog::warn("server {} at {}: {}", net::short_string(server.peer), to_string(server.endpoints.front()), *line);
+    }
   }
 
   boost::asio::io_context& io_;
@@ -151,6 +160,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   std::atomic<bool> quiet_{true};                // Nothing failed yet: no need for the lock.
   std::mutex mutex_;
   std::unordered_map<net::PeerId, Record> servers_;  // Guarded by mutex_. Grows with servers that ever failed.
+  FailureLog log_;                                   // Guarded by mutex_.
   bool stopped_ = false;                             // Guarded by mutex_.
 };
 
