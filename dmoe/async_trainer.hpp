@@ -32,6 +32,8 @@ struct AsyncTrainerOptions {
   /// kWait and fewer than in_flight - 1, no more than max_staleness + 1 steps are in flight.
   TORCH_ARG(std::int64_t, max_staleness) = -1;
   TORCH_ARG(LateStep, late) = LateStep::kDrop;
+  /// libtorch's intra-op threads of each step: with several steps in flight, the steps are the parallelism.
+  TORCH_ARG(int, compute_threads) = 1;
   /// Called before each update with the step's gradients in the model's parameters, e.g. to clip them or to move a
   /// learning-rate schedule on. Called by one thread at a time. What it throws fails the step; its gradients are lost.
   TORCH_ARG(std::function<void()>, before_update);
@@ -99,9 +101,9 @@ class AsyncTrainerBase {
 /// A step that throws is lost, with what it threw in its future and in stats(); the others go on.
 ///
 /// Threads: `submit` blocks while `in_flight` steps are, and may be called by many threads. While steps are in flight
-/// the model and the optimizer are the trainer's; see `drain`. On a step's thread libtorch computes serially: the
-/// parallelism is in the steps. Source: Learning@home (arXiv 2002.04013), "Asynchronous training". Differs: staleness
-/// is bounded.
+/// the model and the optimizer are the trainer's; see `drain`. A step must not write to the replica's parameters.
+///
+/// Source: Learning@home (arXiv 2002.04013), asynchronous training. Differs: staleness is bounded.
 template <class Model>
 class AsyncTrainer : public AsyncTrainerBase {
  public:

@@ -70,8 +70,9 @@ struct DMoEOptions {
 ///
 /// Forward ends when all chosen experts answered; or every row has k_min answers and timeout_after_k_min passed; or at
 /// forward_timeout, which covers the search too. A call that fails before then is replaced by the row's next best
-/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that answered; one that
-/// fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with the expert's UID.
+/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that
+/// answered; one that fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with
+/// the expert's UID.
 ///
 /// With k_best = 1 the softmax over one logit is constant; the weight is then p / stop_gradient(p), where p is the
 /// probability of the expert's cell under the product of per-dimension softmaxes. Its value is 1; its gradient is that
@@ -111,6 +112,9 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   LayerStats stats() const;
   /// The calls of this layer's latest finished forward (and of its backward, once that ran), on any thread.
   std::vector<CallReport> last_call() const;
+
+  /// From now on this layer and `other` count together: stats() and last_call() of both are the same.
+  void count_with(const DMoEImpl& other) { counters_ = other.counters_; }
 
   const DMoEOptions& options() const noexcept { return options_; }
   const std::shared_ptr<Client>& client() const noexcept { return client_; }
