@@ -32,7 +32,7 @@ struct Mode {
   const char* name;
   std::int64_t in_flight;
 };
-constexpr Mode kModes[] = {{"in_flight", 16}, {"one_at_a_time", 1}};
+constexpr Mode kModes[] = {{"in_flight", 32}, {"one_at_a_time", 1}};
 
 /// Experts with known parameters that do not change: the same are made here.
 expert_server::ExpertOptions expert_options() {
@@ -194,7 +194,9 @@ GradientChecks check_gradients(const std::shared_ptr<Client>& client, const DMoE
 void measure(const Mode& mode, const Options& options, Reporter& reporter) {
   NetworkRelay relay(kHangs, options.seed);
   const ServerProcesses servers(unchanging_servers(relay, options));
-  relay.start({servers.ports().begin(), servers.ports().begin() + kHangs});
+  auto ports = servers.ports();
+  ports.resize(kHangs);
+  relay.start(ports);
   torch::manual_seed(options.seed);
   const auto client =
       Client::connect(ClientOptions().initial_peers({"127.0.0.1:" + std::to_string(servers.first_port())}));

@@ -11,7 +11,8 @@
 
 namespace dmoe::bench::four_servers {
 
-inline constexpr std::int64_t kRows = 64;  ///< Of one step.
+/// Of one step: so many that the steps in flight are more work than fits into the time that they wait for a network.
+inline constexpr std::int64_t kRows = 256;
 inline constexpr std::int64_t kFeatures = 256;
 
 inline DMoEOptions layer() { return DMoEOptions(kFeatures, {4, 4}, "ffn").k_best(4); }

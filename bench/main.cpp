@@ -1,6 +1,8 @@
 // dmoe-bench: every figure that docs/benchmarks.md quotes.
 #include "bench/suite.hpp"
 
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 
 #include <csignal>
@@ -43,6 +45,8 @@ std::string check_grid(const std::string& text) {
 
 int main(int argc, char* argv[]) {
   (void)std::signal(SIGPIPE, SIG_IGN);
+  spdlog::set_default_logger(spdlog::stderr_color_mt("dmoe-bench"));  // stdout is for results.
+  spdlog::set_level(spdlog::level::warn);
   CLI::App app(
       "Measures dmoe on this machine. Each suite measures its own baseline in the same run, so that a ratio "
       "means something on a noisy machine.");

@@ -47,7 +47,7 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   if (!error) {
     last_useful_ = Clock::now();
     slowest_answer_ = std::max(slowest_answer_, batch_.waited(answer.call));
-    client_.health().answered(*call.server);
+    client_.health().answered(call.uid, *call.server);
     return;
   }
   client_.health().failed(call.uid, call.server, call.endpoint, *error);

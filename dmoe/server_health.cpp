@@ -1,6 +1,7 @@
 #include "dmoe/server_health.hpp"
 
 #include "dmoe/failure_log.hpp"
+#include "dmoe/lost_calls.hpp"
 
 #include <spdlog/spdlog.h>
 #include <boost/asio/steady_timer.hpp>
@@ -40,9 +41,10 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     return server.endpoints[it == servers_.end() ? 0 : it->second.endpoint % server.endpoints.size()];
   }
 
-  void answered(const dht::ServerAddress& server) {
+  void answered(const ExpertUid& uid, const dht::ServerAddress& server) {
     if (quiet_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
+    lost_calls_.answered(uid, server.peer);
     const auto it = servers_.find(server.peer);
     if (it != servers_.end()) it->second.unreachable = 0;
   }
@@ -51,6 +53,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     log(*server, to_string(uid) + ": " + describe(error) + "; " + what_to_do(error.code));
     if (!gating::deserves_ban(error.code)) return;
     if (error.code == Errc::kUnavailable) return unreachable(uid, server, endpoint);
+    if (error.code == Errc::kDeadlineExceeded && !is_stuck(uid, *server)) return;
     std::optional<std::chrono::milliseconds> time;
     if (error.code == Errc::kOverloaded) time = error.retry_after.value_or(std::chrono::milliseconds(1'000));
     bans_->ban_expert(uid, *server, Clock::now(), time);
@@ -86,6 +89,12 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
       if (++record.unreachable < server->endpoints.size()) return;
     }
     ban(uid, server);
+  }
+
+  bool is_stuck(const ExpertUid& uid, const dht::ServerAddress& server) {
+    const std::lock_guard lock(mutex_);
+    quiet_.store(false, std::memory_order_release);
+    return lost_calls_.lost(uid, server.peer, Clock::now());
   }
 
   void ban(const ExpertUid& uid, const ServerPtr& server) {
@@ -160,6 +169,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   std::atomic<bool> quiet_{true};                // Nothing failed yet: no need for the lock.
   std::mutex mutex_;
   std::unordered_map<net::PeerId, Record> servers_;  // Guarded by mutex_. Grows with servers that ever failed.
+  LostCalls lost_calls_;                             // Guarded by mutex_.
   FailureLog log_;                                   // Guarded by mutex_.
   bool stopped_ = false;                             // Guarded by mutex_.
 };
@@ -170,7 +180,7 @@ ServerHealth::ServerHealth(boost::asio::io_context& io, net::RpcClient& rpc, std
 ServerHealth::~ServerHealth() { state_->stop(); }
 
 net::Endpoint ServerHealth::endpoint_of(const dht::ServerAddress& server) const { return state_->endpoint_of(server); }
-void ServerHealth::answered(const dht::ServerAddress& server) { state_->answered(server); }
+void ServerHealth::answered(const ExpertUid& uid, const dht::ServerAddress& server) { state_->answered(uid, server); }
 
 void ServerHealth::failed(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint,
                           const Error& error) {

@@ -46,7 +46,7 @@ TORCH_MODULE(Net);
 
 int main(int argc, char** argv) try {
   std::vector<std::string> words(argv + 1, argv + argc);
-  int steps = 400;
+  int steps = 200;
   if (!words.empty() && words.back().find_first_not_of("0123456789") == std::string::npos) {
     steps = std::stoi(words.back());
     words.pop_back();
@@ -66,7 +66,7 @@ int main(int argc, char** argv) try {
     const auto loss = torch::cross_entropy_loss(net(batch.places), batch.arms);
     loss.backward();
     optimizer.step();
-    if (step % 100 == 0 || step == steps) std::printf("step %d  loss %.3f\n", step, loss.item<double>());
+    if (step % 50 == 0 || step == steps) std::printf("step %d  loss %.3f\n", step, loss.item<double>());
   }
   net->eval();
   const torch::NoGradGuard no_grad;
