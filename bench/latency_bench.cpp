@@ -18,16 +18,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kInFlight = 64;
-/// So many that 64 steps in flight are more work than fits into the largest delay: TCP's order makes a message wait for
-/// slower ones before it, so that 200 ms each way become some 700.
-constexpr std::int64_t kRowsInFlight = 256;
 constexpr std::chrono::minutes kPatience{2};  ///< 64 steps on two cores queue for seconds without any delay.
 
 /// One way each. The paper draws one delay per call, with a mean of 200 ms at most: its authors'
-/// experiments/throughput/ throughput_client.py sleeps `ping * numpy.random.weibull(1)` after each block's answer.
+/// experiments/throughput/ throughput_client.py sleeps `ping * numpy.random.weibull(1)` after each block's answer. Here
+/// a message also waits for slower ones before it on its connection, as TCP has it, so that the mean is larger than
+/// what is drawn.
 constexpr double kDelaysMs[] = {0, 10, 50, 100, 200};
 
 constexpr std::size_t kLayers = 4;
+constexpr std::int64_t kLayerRows = 64;
 constexpr double kRoundTripsMs[] = {0, 50, 100, 200};
 constexpr int kLayerSteps = 5;
 
@@ -78,7 +78,7 @@ class InFlight {
     const auto start = Clock::now();
     const auto first = ended();
     while (since_ms(start) < seconds * 1'000) submit();
-    const double rows = static_cast<double>(ended() - first) * static_cast<double>(kRowsInFlight);
+    const double rows = static_cast<double>(ended() - first) * static_cast<double>(four_servers::kRows);
     return {rows / since_ms(start) * 1'000, relay.take_counts()};
   }
 
@@ -86,7 +86,8 @@ class InFlight {
 
  private:
   void submit() {
-    (void)trainer_.submit([](DMoEImpl& layer) { return layer.forward(random_rows(kRowsInFlight)).pow(2).mean(); });
+    (void)trainer_.submit(
+        [](DMoEImpl& layer) { return layer.forward(random_rows(four_servers::kRows)).pow(2).mean(); });
   }
 
   std::uint64_t ended() const {
@@ -119,7 +120,7 @@ void measure_in_flight(SlowSwarm& swarm, const Options& options, Reporter& repor
                                 {"shape", law == DelayLaw::kWeibull ? options.shape : 1.0},
                                 {"measured_delay_ms", rates[i].network.mean_delay_ms},
                                 {"in_flight", kInFlight},
-                                {"rows_per_step", kRowsInFlight},
+                                {"rows_per_step", four_servers::kRows},
                                 {"rows_per_s", rates[i].rows_per_s},
                                 {"ratio", rates[i].rows_per_s / rates.front().rows_per_s},
                                 {"mean_staleness", steps.stats().mean_staleness}});
@@ -136,7 +137,7 @@ struct LayeredStep {
 LayeredStep layered_step(const std::vector<DMoE>& layers) {
   LayeredStep step;
   const auto start = Clock::now();
-  auto x = random_rows(four_servers::kRows);
+  auto x = random_rows(kLayerRows);
   for (auto layer : layers) {
     const auto begin = Clock::now();
     x = layer->forward(x);
