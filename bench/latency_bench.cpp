@@ -20,10 +20,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kInFlight = 64;
 constexpr std::chrono::minutes kPatience{2};  ///< 64 steps on two cores queue for seconds without any delay.
 
-/// One way each. The paper draws one delay per call, with a mean of 200 ms at most: its authors'
-/// experiments/throughput/ throughput_client.py sleeps `ping * numpy.random.weibull(1)` after each block's answer. Here
-/// a message also waits for slower ones before it on its connection, as TCP has it, so that the mean is larger than
-/// what is drawn.
+/// One way each. The paper draws one delay per call, with a mean of 200 ms at most: throughput_client.py of its authors
+/// sleeps `ping * numpy.random.weibull(1)` after each block's answer. Here a message also waits for slower ones before
+/// it on its connection, as TCP has it, so that the mean is larger than what is drawn.
 constexpr double kDelaysMs[] = {0, 10, 50, 100, 200};
 
 constexpr std::size_t kLayers = 4;

@@ -92,7 +92,7 @@ int main(int argc, char** argv) try {
     loss.backward();
     optimizer.step();
     usual += (loss.item<double>() - usual) * (step == 1 ? 1.0 : 0.05);
-    if (step % 100 == 0 || step == steps) std::printf("step %d  loss %.3f\n", step, usual);
+    if (step % 50 == 0 || step == steps) std::printf("step %d  loss %.3f\n", step, usual);
   }
   net->eval();
   std::printf("it writes: %s\n", written(net, text, 200).c_str());

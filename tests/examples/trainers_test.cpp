@@ -61,7 +61,7 @@ TEST_CASE("text_transformer learns to spell from transformer experts", "[example
   const RunningNode low(directory.path(), "low", server("low.[0:4]", 64, "1", transformer));
   const RunningNode high(directory.path(), "high",
                          server("high.[0:4]", 64, "2", {"--expert", "transformer", "--initial-peers", low.address()}));
-  const auto result = run(TEXT_TRANSFORMER, {high.address(), README_FILE, "200"});
+  const auto result = run(TEXT_TRANSFORMER, {high.address(), README_FILE, "100"});
   INFO(result.out << result.err);
   REQUIRE(result.status.code == 0);
   const auto losses = numbers_after(result.out, "loss");
