@@ -32,7 +32,14 @@ void check(const DMoEOptions& options) {
   if (options.k_min() < 0 || options.k_min() > options.k_best()) {
     refuse("DMoE: k_min must lie between 0 and k_best, not " + std::to_string(options.k_min()));
   }
+  if (options.grid().empty()) refuse("DMoE: the grid needs at least one dimension, such as {32, 32}");
   if (options.grid().size() > kMaxGridDimensions) refuse("DMoE: a grid has at most 8 dimensions");
+  for (const auto size : options.grid()) {
+    if (size <= 0) refuse("DMoE: grid sizes must be above 0, not " + std::to_string(size));
+  }
+  for (const auto limit : {options.forward_timeout(), options.backward_timeout()}) {
+    if (limit.count() <= 0) refuse("DMoE: a timeout must be above 0, not " + std::to_string(limit.count()) + " ms");
+  }
 }
 
 std::string sizes_text(const torch::Tensor& tensor) {
