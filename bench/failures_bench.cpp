@@ -226,7 +226,7 @@ void measure(const Mode& mode, const Options& options, Reporter& reporter) {
   const auto checks = check_gradients(client, layer_options, reference);
 
   relay.set({});
-  (void)training.run(1);
+  (void)training.run(seconds / 2);
   const double survivors = training.run(seconds);
   training.drain();
   if (training.failed_steps() > 0) reporter.note("last failed step: " + training.last_failure());

@@ -123,7 +123,9 @@ TEST_CASE("e9 Exactly the announced addresses are announced in whichever way the
       {"--announce", a, b}, {"--announce", a, "--announce", b}, {"--announce", a + "," + b}};
   for (const auto& way : ways) {
     RunningNode server(directory.path(), "server", small_server("ffn.[0:1].[0:1]", way));
-    CHECK(server.ready().announced == std::vector<net::Endpoint>{{"127.0.0.1", 4040}, {"192.0.2.1", 4041}});
+    REQUIRE(server.ready().announced.size() == 2);
+    CHECK(net::to_string(server.ready().announced[0]) == a);
+    CHECK(net::to_string(server.ready().announced[1]) == b);
     CHECK(contains(server.log(), a));
     CHECK(contains(server.log(), b));
     CHECK(server.process().stop(patience_ends()).code == 0);
