@@ -25,6 +25,7 @@ namespace gating {
 class BeamSearch;
 }
 class ServerHealth;
+class UsualTimes;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
 class ClientOptions {
@@ -92,6 +93,8 @@ class Client {
   std::size_t max_frame_bytes() const noexcept;
   /// Which servers answer, where, and who is left alone for a while. Shared by all layers.
   ServerHealth& health() noexcept;
+  /// How long experts usually take, by direction. Shared by all layers.
+  UsualTimes& usual_times(bool backward) noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.
   std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
 

@@ -67,7 +67,7 @@ ForwardPass::ForwardPass(Client& client, gating::BeamSearch& search, const DMoEO
       start_(Clock::now()),
       deadline_(start_ + options.forward_timeout()),
       seed_(fresh_seed()),
-      pass_(client, {deadline_, options.timeout_after_k_min()}),
+      pass_(client, {deadline_, options.timeout_after_k_min(), options.straggler_patience()}),
       quorum_(std::vector<std::int64_t>(static_cast<std::size_t>(rows_), options.k_min())),
       outputs_(at::empty(shape_of({rows_, k_}, row_shape_), inputs.front().options())),
       ranks_(static_cast<std::size_t>(rows_ * k_), Rank::kEmpty),

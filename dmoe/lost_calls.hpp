@@ -17,17 +17,19 @@ class LostCalls {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  static constexpr std::size_t kLosses = 2;        ///< In a row, and …
-  static constexpr std::chrono::seconds kSpan{1};  ///< … over this long: then an expert counts as stuck.
+  static constexpr std::size_t kLong = 2;   ///< Losses in a row that were waited for long, or …
+  static constexpr std::size_t kShort = 6;  ///< … that were not, so that the expert may only have been slower, …
+  static constexpr std::chrono::seconds kSpan{1};  ///< … over this long: then it counts as stuck.
   static constexpr std::size_t kMost = 16'384;     ///< Experts remembered; then the oldest losses are forgotten.
 
   void answered(const ExpertUid& uid, const net::PeerId& server) { experts_.erase({server, uid}); }
 
-  /// A call was not answered, though its server answers others. @return whether the expert is stuck.
-  bool lost(const ExpertUid& uid, const net::PeerId& server, TimePoint now) {
+  /// A call was not answered. @param uid empty: no call of the server was. @return whether the expert is stuck.
+  bool lost(const ExpertUid& uid, const net::PeerId& server, bool waited_long, TimePoint now) {
     if (experts_.size() >= kMost) forget_oldest();
     auto& expert = experts_.try_emplace({server, uid}, Losses{now, 0}).first->second;
-    return ++expert.count >= kLosses && now - expert.first >= kSpan;
+    expert.count += waited_long ? kShort / kLong : 1;
+    return expert.count >= kShort && now - expert.first >= kSpan;
   }
 
   std::size_t size() const noexcept { return experts_.size(); }
@@ -35,7 +37,7 @@ class LostCalls {
  private:
   struct Losses {
     TimePoint first;
-    std::size_t count;
+    std::size_t count;  ///< A long one counts as several short ones.
   };
 
   void forget_oldest() {

@@ -45,6 +45,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     if (quiet_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
     lost_calls_.answered(uid, server.peer);
+    lost_calls_.answered({}, server.peer);
     const auto it = servers_.find(server.peer);
     if (it != servers_.end()) it->second.unreachable = 0;
   }
@@ -53,10 +54,19 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     log(*server, to_string(uid) + ": " + describe(error) + "; " + what_to_do(error.code));
     if (!gating::deserves_ban(error.code)) return;
     if (error.code == Errc::kUnavailable) return unreachable(uid, server, endpoint);
-    if (error.code == Errc::kDeadlineExceeded && !is_stuck(uid, *server)) return;
+    if (error.code == Errc::kDeadlineExceeded && !is_stuck(uid, *server, true)) return;
     std::optional<std::chrono::milliseconds> time;
     if (error.code == Errc::kOverloaded) time = error.retry_after.value_or(std::chrono::milliseconds(1'000));
     bans_->ban_expert(uid, *server, Clock::now(), time);
+  }
+
+  void overtaken(const ExpertUid& uid, const ServerPtr& server, bool alone) {
+    if (alone) {
+      if (is_stuck({}, *server, false)) silent(uid, server);
+    } else if (is_stuck(uid, *server, false)) {
+      log(*server, to_string(uid) + ": answers no longer; " + what_to_do(Errc::kDeadlineExceeded));
+      bans_->ban_expert(uid, *server, Clock::now(), {});
+    }
   }
 
   void silent(const ExpertUid& uid, const ServerPtr& server) {
@@ -91,10 +101,10 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     ban(uid, server);
   }
 
-  bool is_stuck(const ExpertUid& uid, const dht::ServerAddress& server) {
+  bool is_stuck(const ExpertUid& uid, const dht::ServerAddress& server, bool waited_long) {
     const std::lock_guard lock(mutex_);
     quiet_.store(false, std::memory_order_release);
-    return lost_calls_.lost(uid, server.peer, Clock::now());
+    return lost_calls_.lost(uid, server.peer, waited_long, Clock::now());
   }
 
   void ban(const ExpertUid& uid, const ServerPtr& server) {
@@ -185,6 +195,10 @@ void ServerHealth::answered(const ExpertUid& uid, const dht::ServerAddress& serv
 void ServerHealth::failed(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint,
                           const Error& error) {
   state_->failed(uid, server, endpoint, error);
+}
+
+void ServerHealth::overtaken(const ExpertUid& uid, const ServerPtr& server, bool alone) {
+  state_->overtaken(uid, server, alone);
 }
 
 void ServerHealth::silent(const ExpertUid& uid, const ServerPtr& server) { state_->silent(uid, server); }

@@ -35,6 +35,9 @@ class ServerHealth {
               const net::Endpoint& endpoint, const Error& error);
   /// `server` gave no answer to any of a pass's calls; `uid` was one of them.
   void silent(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server);
+  /// A call was given up early, because others were answered in the meantime: it may only have been slow.
+  /// @param alone its server answered nothing else either.
+  void overtaken(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server, bool alone);
 
   const std::shared_ptr<gating::BanList>& bans() const noexcept;
 

@@ -19,8 +19,8 @@ TEST_CASE("an expert that answers between its losses is not stuck", "[dmoe]") {
   LostCalls calls;
   const ExpertUid uid{"ffn", {1}};
   for (auto now = kStart; now < kStart + 1min; now += 700ms) {
-    CHECK_FALSE(calls.lost(uid, {}, now));
-    CHECK_FALSE(calls.lost(uid, {}, now + 100ms));
+    CHECK_FALSE(calls.lost(uid, {}, true, now));
+    CHECK_FALSE(calls.lost(uid, {}, true, now + 100ms));
     calls.answered(uid, {});
   }
   CHECK(calls.size() == 0);
@@ -30,16 +30,23 @@ TEST_CASE("an expert that has not answered for a while is stuck from its second 
   LostCalls calls;
   const ExpertUid stuck{"ffn", {1}};
   const ExpertUid slow{"ffn", {2}};
-  CHECK_FALSE(calls.lost(stuck, {}, kStart));
-  CHECK_FALSE(calls.lost(stuck, {}, kStart + 900ms));  // Steps in flight together lose theirs together.
-  CHECK_FALSE(calls.lost(slow, {}, kStart + 5s));
-  CHECK(calls.lost(stuck, {}, kStart + 1s));
+  CHECK_FALSE(calls.lost(stuck, {}, true, kStart));
+  CHECK_FALSE(calls.lost(stuck, {}, true, kStart + 900ms));  // Steps in flight together lose theirs together.
+  CHECK_FALSE(calls.lost(slow, {}, true, kStart + 5s));
+  CHECK(calls.lost(stuck, {}, true, kStart + 1s));
+}
+
+TEST_CASE("calls that were not waited for long say less than those that were", "[dmoe]") {
+  LostCalls calls;
+  const ExpertUid uid{"ffn", {1}};
+  for (int i = 0; i < 5; ++i) CHECK_FALSE(calls.lost(uid, {}, false, kStart + i * 300ms));
+  CHECK(calls.lost(uid, {}, false, kStart + 1500ms));
 }
 
 TEST_CASE("the losses that are remembered are bounded", "[dmoe]") {
   LostCalls calls;
   for (std::size_t i = 0; i < LostCalls::kMost + 100; ++i) {
-    (void)calls.lost({"ffn", {static_cast<Coordinate>(i)}}, {}, kStart + std::chrono::seconds(i));
+    (void)calls.lost({"ffn", {static_cast<Coordinate>(i)}}, {}, true, kStart + std::chrono::seconds(i));
   }
   CHECK(calls.size() <= LostCalls::kMost);
 }
