@@ -14,28 +14,28 @@ using test::Fault;
 using test::random_input;
 using test::Swarm;
 
-const ExpertUid kUid{"ffn", {1}};
+const ExpertUid kSteady{"ffn", {1}};
 
 TEST_CASE("what an expert usually takes is known after some calls and follows the latest", "[dmoe]") {
   UsualTimes times;
-  for (std::size_t i = 1; i < UsualTimes::kEnough; ++i) times.answered(kUid, 10ms);
-  CHECK_FALSE(times.usual(kUid).has_value());
-  times.answered(kUid, 10ms);
-  CHECK(times.usual(kUid) == 10ms);
+  for (std::size_t i = 1; i < UsualTimes::kEnough; ++i) times.answered(kSteady, 10ms);
+  CHECK_FALSE(times.usual(kSteady).has_value());
+  times.answered(kSteady, 10ms);
+  CHECK(times.usual(kSteady) == 10ms);
   CHECK_FALSE(times.usual({"ffn", {2}}).has_value());
-  for (std::size_t i = 0; i < UsualTimes::kWindow; ++i) times.answered(kUid, 30ms);
-  CHECK(times.usual(kUid) == 30ms);
+  for (std::size_t i = 0; i < UsualTimes::kWindow; ++i) times.answered(kSteady, 30ms);
+  CHECK(times.usual(kSteady) == 30ms);
 }
 
 TEST_CASE("a lost answer in ten does not change what is usual and one in three does", "[dmoe]") {
   UsualTimes rarely;
   UsualTimes often;
   for (int i = 0; i < 100; ++i) {
-    i % 10 == 0 ? rarely.given_up(kUid, 15ms) : rarely.answered(kUid, 10ms);
-    i % 3 == 0 ? often.given_up(kUid, 15ms) : often.answered(kUid, 10ms);
+    i % 10 == 0 ? rarely.given_up(kSteady, 15ms) : rarely.answered(kSteady, 10ms);
+    i % 3 == 0 ? often.given_up(kSteady, 15ms) : often.answered(kSteady, 10ms);
   }
-  CHECK(rarely.usual(kUid) == 10ms);
-  CHECK(often.usual(kUid) == 30ms);
+  CHECK(rarely.usual(kSteady) == 10ms);
+  CHECK(often.usual(kSteady) == 30ms);
 }
 
 TEST_CASE("an expert that stops to answer does not hold up passes for all of the grace time", "[dmoe][b25]") {
