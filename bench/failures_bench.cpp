@@ -248,8 +248,8 @@ void measure(const Mode& mode, const Options& options, Reporter& reporter) {
                                {"checks_with_lost_gradients", checks.lost_backward},
                                {"failed_steps", training.failed_steps()},
                                {"failed_calls_until_settled", settled.failed_calls - before.failed_calls},
-                               {"lost_calls", static_cast<double>(after.failed_calls - settled.failed_calls) /
-                                                  static_cast<double>(after.calls - settled.calls)},
+                               {"failed_share", static_cast<double>(after.failed_calls - settled.failed_calls) /
+                                                    static_cast<double>(after.calls - settled.calls)},
                                {"rows_dropped", after.rows_dropped - before.rows_dropped}});
 }
 
