@@ -62,6 +62,7 @@ class CallBatch {
   std::uint64_t frames() const noexcept { return frames_; }
   const ExpertCall& call(std::size_t index) const { return calls_[index].call; }
   bool is_outstanding(std::size_t index) const { return !calls_[index].answered; }
+  TimePoint sent(std::size_t index) const { return calls_[index].sent; }
   /// From sending to the answer, or until now.
   std::chrono::nanoseconds waited(std::size_t index) const;
   std::uint64_t bytes_received(std::size_t index) const { return calls_[index].bytes_received; }

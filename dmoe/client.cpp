@@ -167,6 +167,7 @@ std::vector<std::shared_ptr<const dht::ServerAddress>> Client::resolve(const Exp
 
 net::RpcClient& Client::rpc() noexcept { return impl_->rpc(); }
 std::size_t Client::max_frame_bytes() const noexcept { return impl_->max_frame_bytes(); }
+UsualTimes& Client::usual_times(bool backward) noexcept { return impl_->usual_times(backward); }
 ServerHealth& Client::health() noexcept { return impl_->health(); }
 ServerFormats& Client::formats() noexcept { return impl_->formats(); }
 

@@ -26,6 +26,7 @@ class BeamSearch;
 }
 class ServerFormats;
 class ServerHealth;
+class UsualTimes;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
 class ClientOptions {
@@ -95,6 +96,8 @@ class Client {
   ServerHealth& health() noexcept;
   /// Which servers read which compression. Shared by all layers.
   ServerFormats& formats() noexcept;
+  /// How long experts usually take, by direction. Shared by all layers.
+  UsualTimes& usual_times(bool backward) noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.
   std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
 

@@ -4,6 +4,7 @@
 #include "dmoe/client.hpp"
 #include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 #include "gating/beam_search.hpp"
 #include "net/rpc_client.hpp"
 
@@ -34,6 +35,7 @@ class Client::Impl {
   net::RpcClient& rpc() noexcept { return rpc_; }
   ServerHealth& health() noexcept { return health_; }
   ServerFormats& formats() noexcept { return formats_; }
+  UsualTimes& usual_times(bool backward) noexcept { return backward ? backward_times_ : forward_times_; }
   dht::PrefixResolver& resolver() noexcept { return *resolver_; }
   std::size_t max_frame_bytes() const noexcept { return max_frame_bytes_; }
   std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
@@ -46,6 +48,8 @@ class Client::Impl {
   net::RpcClient rpc_;
   ServerHealth health_;
   ServerFormats formats_;
+  UsualTimes forward_times_;
+  UsualTimes backward_times_;
   std::shared_ptr<dht::PrefixResolver> resolver_;  // Shared with the beam searches.
   std::function<void()> stop_directory_;
   std::mutex mutex_;

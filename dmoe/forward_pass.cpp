@@ -37,6 +37,15 @@ std::string grid_text(const std::vector<std::int64_t>& grid) {
   return text;
 }
 
+/// What a person may do about a row that got too few answers.
+std::string advice_for(Errc code, std::size_t dimensions) {
+  switch (code) {
+    case Errc::kInvalidArgument: return "; check the layer's in_features, expert_dtype and per_token";
+    case Errc::kNotFound: return "; is the servers' grid one of " + std::to_string(dimensions) + " dimensions?";
+    default: return "";
+  }
+}
+
 std::vector<std::int64_t> shape_of(std::initializer_list<std::int64_t> first, const std::vector<std::int64_t>& rest) {
   std::vector<std::int64_t> shape(first);
   shape.insert(shape.end(), rest.begin(), rest.end());
@@ -59,7 +68,7 @@ ForwardPass::ForwardPass(Client& client, gating::BeamSearch& search, const DMoEO
       start_(Clock::now()),
       deadline_(start_ + options.forward_timeout()),
       seed_(fresh_seed()),
-      pass_(client, {deadline_, options.timeout_after_k_min()}),
+      pass_(client, {deadline_, options.timeout_after_k_min(), options.straggler_patience()}),
       quorum_(std::vector<std::int64_t>(static_cast<std::size_t>(rows_), options.k_min())),
       outputs_(at::empty(shape_of({rows_, k_}, row_shape_), inputs.front().options())),
       ranks_(static_cast<std::size_t>(rows_ * k_), Rank::kEmpty),
@@ -197,10 +206,12 @@ Result<void> ForwardPass::accept(std::size_t call, const std::vector<at::Tensor>
   const auto& places = places_[call];
   const auto expected = shape_of({static_cast<std::int64_t>(places.size())}, row_shape_);
   if (tensors.empty() || tensors.front().sizes() != at::IntArrayRef(expected)) {
-    return Error{Errc::kInternal,
-                 "answered with shape " + (tensors.empty() ? "nothing" : shape_text(tensors.front().sizes())) +
-                     " where " + shape_text(expected) + " was expected; has the expert been replaced by another kind?",
-                 {}};
+    return Error{
+        Errc::kInternal,
+        "answered with shape " + (tensors.empty() ? "nothing" : shape_text(tensors.front().sizes())) + " where " +
+            shape_text(expected) +
+            " was expected; has the expert been replaced by another kind, or are the layer's out_features wrong?",
+        {}};
   }
   const auto answer = tensors.front().to(outputs_.scalar_type()).contiguous();
   if (!net::all_finite(answer)) return Error{Errc::kInternal, "answered with NaN or Inf", {}};
@@ -251,14 +262,17 @@ void ForwardPass::fail_row(std::int64_t row) const {
   }
   const std::size_t failed = static_cast<std::size_t>(
       std::count_if(calls.begin(), calls.end(), [this](auto call) { return pass_.failure(call).has_value(); }));
+  // What was refused will be refused again; if any failed otherwise, another try may succeed.
   Errc code = Errc::kNotFound;
   for (const auto call : calls) {
-    if (pass_.failure(call)) code = pass_.failure(call)->code;
+    if (pass_.failure(call) && (code == Errc::kNotFound || code == Errc::kInvalidArgument)) {
+      code = pass_.failure(call)->code;
+    }
   }
   throw Exception({code,
                    where + ": " + std::to_string(quorum_.answered(row)) + " of " + std::to_string(calls.size()) +
                        " experts asked gave an answer, k_min is " + std::to_string(options_.k_min()) +
-                       (failed > 0 ? ": " + pass_.describe_failures(calls)
+                       (failed > 0 ? ": " + pass_.describe_failures(calls) + advice_for(code, options_.grid().size())
                                    : "; the grid has " + std::to_string(known_experts_) + " live experts"),
                    {}});
 }

@@ -18,6 +18,7 @@ namespace dmoe {
 struct PassLimits {
   CallBatch::TimePoint deadline;
   std::chrono::milliseconds grace{0};  ///< After every row has what it needs.
+  double patience = 0;  ///< Then, times what a call usually takes: it is not waited for longer. 0: all of `grace`.
 };
 
 /// What a pass does with its calls. Called on the thread of `Pass::run`.
@@ -54,6 +55,8 @@ class Pass {
   std::vector<CallReport> reports() const;
 
  private:
+  CallBatch::TimePoint end(const RowQuorum& quorum);
+  CallBatch::TimePoint end_of_patience() const;
   void take(Answer& answer, const PassEvents& events);
   void fail_rest(const PassEvents& events);
   void blame_silent();
@@ -63,6 +66,7 @@ class Pass {
   const PassLimits limits_;
   CallBatch batch_;
   std::vector<std::optional<Error>> failures_;  // One per call of the batch.
+  std::optional<CallBatch::TimePoint> end_of_grace_;
   CallBatch::TimePoint last_useful_;
   std::chrono::nanoseconds slowest_answer_{0};
   std::chrono::nanoseconds lost_{0};
