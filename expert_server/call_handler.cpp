@@ -1,5 +1,6 @@
 #include "expert_server/call_handler.hpp"
 
+#include "expert_server/call_trace.hpp"
 #include "net/tensor_codec.hpp"
 
 #include <algorithm>
@@ -20,10 +21,13 @@ std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 /// The answer to one forward or backward call.
 class RpcReply final : public TaskReply {
  public:
-  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters)
-      : call_(std::move(call)), direction_(direction), metrics_(metrics), meters_(meters) {}
+  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters, CallTrace trace)
+      : call_(std::move(call)), direction_(direction), metrics_(metrics), meters_(meters), trace_(std::move(trace)) {}
+
+  void started(TimePoint now, std::size_t tasks, std::int64_t rows) override { trace_.started(now, tasks, rows); }
 
   void succeed(std::vector<at::Tensor> tensors) override {
+    trace_.computed(std::chrono::steady_clock::now());
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
       const auto count = static_cast<unsigned>(tensors.size());
       const auto list = direction_ == Direction::kForward ? reply.initForward(count) : reply.initBackward(count);
@@ -32,12 +36,14 @@ class RpcReply final : public TaskReply {
     });
     metrics_.answered(direction_, nullptr);
     if (meters_ != nullptr) meters_->answered(direction_, bytes_of(tensors));
+    trace_.replied(std::chrono::steady_clock::now());
   }
 
   void fail(const Error& error) override {
     call_.fail(error);
     metrics_.answered(direction_, &error);
     if (meters_ != nullptr) meters_->failed(error);
+    trace_.failed(std::chrono::steady_clock::now(), error);
   }
 
   bool cancelled() const override { return call_.cancelled(); }
@@ -47,6 +53,7 @@ class RpcReply final : public TaskReply {
   Direction direction_;
   ServerMetrics& metrics_;
   ExpertMeters* meters_;
+  CallTrace trace_;
 };
 
 std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -190,7 +197,8 @@ Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net
   task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();
   task.deadline = call.deadline();
-  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters);
+  CallTrace trace(trace_, expert->backend->uid_text(), direction, task.rng_seed, task.arrived);
+  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters, std::move(trace));
   auto* refused = reply.get();
   task.reply = std::move(reply);
   if (auto accepted = runtime_.submit(expert, direction, task); !accepted) refused->fail(accepted.error());

@@ -5,6 +5,7 @@
 #include "expert_server/memory_budget.hpp"
 #include "expert_server/server_metrics.hpp"
 #include "net/rpc_server.hpp"
+#include "net/trace_file.hpp"
 
 namespace dmoe::expert_server {
 
@@ -12,9 +13,10 @@ namespace dmoe::expert_server {
 /// and queues it. What does not pass is answered at once and never meets another caller's rows.
 class CallHandler {
  public:
-  /// All outlive the calls. Beyond `budget` calls are refused.
-  CallHandler(const ExpertTable& table, Runtime& runtime, ServerMetrics& metrics, std::shared_ptr<MemoryBudget> budget)
-      : table_(table), runtime_(runtime), metrics_(metrics), budget_(std::move(budget)) {}
+  /// All outlive the calls. Beyond `budget` calls are refused. @param trace where calls are noted; may be null.
+  CallHandler(const ExpertTable& table, Runtime& runtime, ServerMetrics& metrics, std::shared_ptr<MemoryBudget> budget,
+              std::shared_ptr<net::TraceFile> trace = nullptr)
+      : table_(table), runtime_(runtime), metrics_(metrics), budget_(std::move(budget)), trace_(std::move(trace)) {}
 
   void handle(net::IncomingCall call) const;
 
@@ -30,6 +32,7 @@ class CallHandler {
   Runtime& runtime_;
   ServerMetrics& metrics_;
   std::shared_ptr<MemoryBudget> budget_;
+  std::shared_ptr<net::TraceFile> trace_;  // Shared with calls in flight.
 };
 
 }  // namespace dmoe::expert_server

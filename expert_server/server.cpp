@@ -111,6 +111,13 @@ ExpertHostOptions host_options(const ServerOptions& options, const std::optional
   return host;
 }
 
+/// Null: none is wanted.
+Result<std::shared_ptr<net::TraceFile>> open_trace(const ServerOptions& options) {
+  if (!options.trace_file) return std::shared_ptr<net::TraceFile>();
+  return net::TraceFile::create(
+      {*options.trace_file, "expert server " + options.expert_pattern, options.max_trace_bytes});
+}
+
 std::uint64_t random_seed() {
   std::random_device device;
   return (std::uint64_t{device()} << 32U) | device();
@@ -120,7 +127,8 @@ std::uint64_t random_seed() {
 
 class Server::Impl {
  public:
-  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity)
+  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity,
+       std::shared_ptr<net::TraceFile> trace)
       : options_(std::move(options)),
         pattern_(std::move(pattern)),
         directory_(std::move(directory)),
@@ -129,7 +137,7 @@ class Server::Impl {
         metrics_(registry_),
         host_(host_options(options_, directory_), metrics_),
         budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
-        handler_(host_.table(), host_.runtime(), metrics_, budget_),
+        handler_(host_.table(), host_.runtime(), metrics_, budget_, std::move(trace)),
         sources_{registry_, host_, false, net::to_string(identity_.peer_id())},
         client_(io_.get_executor()) {
     auto& held = registry_.gauge("dmoe_expert_call_memory_bytes", "Memory that calls hold or are expected to need.");
@@ -291,7 +299,10 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::stop_t
   auto identity = load_identity(options, directory);
   if (!identity) return identity.error();
   if (options.seed == 0) options.seed = random_seed();
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity);
+  auto trace = open_trace(options);
+  if (!trace) return trace.error();
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity,
+                                     std::move(*trace));
   if (auto started = impl->start(abort); !started) return started.error();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
