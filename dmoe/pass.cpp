@@ -25,16 +25,24 @@ void Pass::send(std::vector<ExpertCall> calls) {
 
 void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   last_useful_ = Clock::now();
-  while (batch_.outstanding() > 0 && !abandoned_) {
-    auto answers = batch_.wait(end(quorum));
-    if (answers.empty()) break;
-    for (auto& answer : answers) take(answer, events);
-    if (events.after_answers) events.after_answers();
+  const auto settled = [&] { return events.settled && events.settled(); };
+  while (batch_.outstanding() > 0 && !abandoned_ && !settled()) {
+    const auto last = end(quorum);
+    auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
+    if (!answers.empty()) {
+      for (auto& answer : answers) take(answer, events);
+      if (events.after_answers) events.after_answers();
+    } else if (Clock::now() >= last) {
+      break;
+    } else if (events.on_alarm) {
+      events.on_alarm();
+    }
   }
   if (batch_.outstanding() == 0) return;
-  lost_ = Clock::now() - last_useful_;
+  const bool useless = settled();
+  if (!useless) lost_ = Clock::now() - last_useful_;
   batch_.cancel_rest();
-  fail_rest(events);
+  fail_rest(events, useless);
 }
 
 CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
@@ -79,14 +87,17 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   events.on_failure(answer.call);
 }
 
-void Pass::fail_rest(const PassEvents& events) {
+void Pass::fail_rest(const PassEvents& events, bool settled) {
   std::vector<std::size_t> rest;
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(batch_.waited(i));
-    failures_[i] = Error{Errc::kDeadlineExceeded, "no answer in " + std::to_string(waited.count()) + " ms", {}};
+    const auto text = "no answer in " + std::to_string(waited.count()) + " ms";
+    failures_[i] = settled ? Error{Errc::kCancelled, text + "; other experts answered its rows first", {}}
+                           : Error{Errc::kDeadlineExceeded, text, {}};
     rest.push_back(i);
   }
+  if (settled) superseded_ = rest.size();
   if (!abandoned_) blame_silent();
   for (const auto i : rest) events.on_failure(i);
 }
@@ -107,7 +118,8 @@ void Pass::blame_silent() {
     } else if (alone) {
       client_.health().silent(call.uid, call.server);
     } else {
-      client_.health().failed(call.uid, call.server, call.endpoint, *failures_[i]);
+      client_.health().failed(call.uid, call.server, call.endpoint,
+                              {Errc::kDeadlineExceeded, failures_[i]->message, {}});
     }
   }
 }
@@ -135,8 +147,9 @@ void Pass::add_to(LayerStats& stats) const {
   stats.frames += batch_.frames();
   stats.waited += batch_.blocked();
   stats.lost_to_failures += lost_;
+  stats.superseded_calls += superseded_;
   for (const auto& failure : failures_) {
-    if (!failure) continue;
+    if (!failure || (superseded_ > 0 && failure->code == Errc::kCancelled)) continue;
     ++stats.failed_calls;
     ++stats.failed_by_code.at(static_cast<std::size_t>(failure->code));
   }
@@ -155,6 +168,7 @@ std::vector<CallReport> Pass::reports() const {
     report.bytes_sent = batch_.bytes_sent(i);
     report.bytes_received = batch_.bytes_received(i);
     report.waited = batch_.waited(i);
+    report.hedge = call.hedge;
     report.answered = !failures_[i];
     if (failures_[i]) {
       report.code = failures_[i]->code;

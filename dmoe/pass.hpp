@@ -29,19 +29,28 @@ struct PassEvents {
   std::function<void(std::size_t call)> on_failure;
   /// All answers that were there have been handled: the moment to send replacements.
   std::function<void()> after_answers;
+  /// When `on_alarm` wants to be called while answers are waited for; time_point::max(): not at all. Asked again after
+  /// every wait.
+  std::function<CallBatch::TimePoint()> next_alarm;
+  std::function<void()> on_alarm;
+  /// Whether no call that is still out can add anything: then none is waited for.
+  std::function<bool()> settled;
 };
 
 /// The calls of one pass with what became of them. Failures are reported to the client's ServerHealth as they happen.
 class Pass {
  public:
   Pass(Client& client, PassLimits limits)
-      : client_(client), limits_(limits), batch_(client.rpc(), client.max_frame_bytes(), limits.deadline) {}
+      : client_(client),
+        limits_(limits),
+        batch_(client.rpc(), client.max_frame_bytes(), limits.deadline, client.trace()) {}
 
   CallBatch& batch() noexcept { return batch_; }
   const CallBatch& batch() const noexcept { return batch_; }
   void send(std::vector<ExpertCall> calls);
 
-  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded.
+  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded, or as
+  /// kCancelled and not as failed when they were settled otherwise.
   void run(const RowQuorum& quorum, const PassEvents& events);
 
   /// Ends `run` early, from one of its functions.
@@ -58,7 +67,7 @@ class Pass {
   CallBatch::TimePoint end(const RowQuorum& quorum);
   CallBatch::TimePoint end_of_patience() const;
   void take(Answer& answer, const PassEvents& events);
-  void fail_rest(const PassEvents& events);
+  void fail_rest(const PassEvents& events, bool settled);
   void blame_silent();
   bool is_conspicuous(std::size_t call) const;
 
@@ -70,6 +79,7 @@ class Pass {
   CallBatch::TimePoint last_useful_;
   std::chrono::nanoseconds slowest_answer_{0};
   std::chrono::nanoseconds lost_{0};
+  std::size_t superseded_ = 0;  // Of failures_: nobody needed their answer any more.
   bool abandoned_ = false;
 };
 

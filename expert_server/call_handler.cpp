@@ -1,5 +1,6 @@
 #include "expert_server/call_handler.hpp"
 
+#include "expert_server/call_trace.hpp"
 #include "net/tensor_codec.hpp"
 
 #include <algorithm>
@@ -35,15 +36,19 @@ std::uint64_t expanded_bytes_of(const Call::Reader& call, Direction direction) {
 class RpcReply final : public TaskReply {
  public:
   RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters,
-           RefusalLog& refusals)
+           RefusalLog& refusals, CallTrace trace)
       : call_(std::move(call)),
         direction_(direction),
         compression_(wanted_compression(call_.reader(), direction)),
         metrics_(metrics),
         meters_(meters),
-        refusals_(refusals) {}
+        refusals_(refusals),
+        trace_(std::move(trace)) {}
+
+  void started(TimePoint now, std::size_t tasks, std::int64_t rows) override { trace_.started(now, tasks, rows); }
 
   void succeed(std::vector<at::Tensor> tensors) override {
+    trace_.computed(std::chrono::steady_clock::now());
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
       const auto count = static_cast<unsigned>(tensors.size());
       const auto list = direction_ == Direction::kForward ? reply.initForward(count) : reply.initBackward(count);
@@ -54,6 +59,7 @@ class RpcReply final : public TaskReply {
     const auto bytes = bytes_of(tensors);
     metrics_.sent(direction_, bytes);
     if (meters_ != nullptr) meters_->answered(direction_, bytes);
+    trace_.replied(std::chrono::steady_clock::now());
   }
 
   void fail(const Error& error) override {
@@ -61,6 +67,7 @@ class RpcReply final : public TaskReply {
     call_.fail(error);
     metrics_.answered(direction_, &error);
     if (meters_ != nullptr) meters_->failed(error);
+    trace_.failed(std::chrono::steady_clock::now(), error);
   }
 
   bool cancelled() const override { return call_.cancelled(); }
@@ -73,6 +80,7 @@ class RpcReply final : public TaskReply {
   ServerMetrics& metrics_;
   ExpertMeters* meters_;
   RefusalLog& refusals_;
+  CallTrace trace_;
 };
 
 std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -226,7 +234,9 @@ Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net
   task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();
   task.deadline = call.deadline();
-  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters, refusals_);
+  CallTrace trace(trace_, expert->backend->uid_text(), direction, task.rng_seed, task.arrived);
+  auto reply =
+      std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters, refusals_, std::move(trace));
   auto* refused = reply.get();
   task.reply = std::move(reply);
   if (auto accepted = runtimes_.of(*expert).submit(expert, direction, task); !accepted) refused->fail(accepted.error());

@@ -123,6 +123,13 @@ ExpertHostOptions host_options(const ServerOptions& options, const std::optional
   return host;
 }
 
+/// Null: none is wanted.
+Result<std::shared_ptr<net::TraceFile>> open_trace(const ServerOptions& options) {
+  if (!options.trace_file) return std::shared_ptr<net::TraceFile>();
+  return net::TraceFile::create(
+      {*options.trace_file, "expert server " + options.expert_pattern, options.max_trace_bytes});
+}
+
 std::uint64_t random_seed() {
   std::random_device device;
   return (std::uint64_t{device()} << 32U) | device();
@@ -132,7 +139,8 @@ std::uint64_t random_seed() {
 
 class Server::Impl {
  public:
-  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity)
+  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity,
+       std::shared_ptr<net::TraceFile> trace)
       : options_(std::move(options)),
         pattern_(std::move(pattern)),
         directory_(std::move(directory)),
@@ -141,7 +149,7 @@ class Server::Impl {
         metrics_(registry_),
         host_(host_options(options_, directory_), metrics_),
         budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
-        handler_(host_.table(), host_.runtimes(), metrics_, budget_),
+        handler_(host_.table(), host_.runtimes(), metrics_, budget_, std::move(trace)),
         dht_status_(registry_, net::to_string(identity_.peer_id())),
         sources_{registry_, host_, false, net::to_string(identity_.peer_id()), dht_status_},
         client_(io_.get_executor()) {
@@ -309,7 +317,10 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::stop_t
   auto identity = load_identity(options, directory);
   if (!identity) return identity.error();
   if (options.seed == 0) options.seed = random_seed();
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity);
+  auto trace = open_trace(options);
+  if (!trace) return trace.error();
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity,
+                                     std::move(*trace));
   if (auto started = impl->start(abort); !started) return started.error();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

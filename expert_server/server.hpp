@@ -96,6 +96,10 @@ struct ServerOptions {
 
   std::size_t max_frame_bytes = 256UL * 1024 * 1024;
   std::size_t max_connections = 4'096;
+
+  /// When each call waited, was computed and was answered, for Perfetto and chrome://tracing; see net/trace_file.hpp.
+  std::optional<std::filesystem::path> trace_file;
+  std::uint64_t max_trace_bytes = 64UL * 1024 * 1024;
 };
 
 /// A running server. Owns its threads, its DHT node, its listening port and its experts. Thread-safe.
