@@ -74,6 +74,12 @@ void codec(Compression compression, const Options& options, Reporter& reporter) 
   reporter.report("compression", fields);
 }
 
+template <class Make>
+auto with_seed(std::uint64_t seed, Make make) {
+  torch::manual_seed(seed);
+  return make();
+}
+
 /// Points around the corners of a cube, a class a corner, noise between: learned in some hundred steps, never quite.
 class Blobs {
  public:
@@ -87,11 +93,6 @@ class Blobs {
   }
 
  private:
-  template <class Make>
-  static auto with_seed(std::uint64_t seed, Make make) {
-    torch::manual_seed(seed);
-    return make();
-  }
   torch::Tensor centres_;
 };
 

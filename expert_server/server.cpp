@@ -10,6 +10,7 @@
 #include "expert_server/device.hpp"
 #include "expert_server/expert_factory.hpp"
 #include "expert_server/expert_size.hpp"
+#include "expert_server/invalid.hpp"
 #include "expert_server/server_ports.hpp"
 #include "expert_server/status_routes.hpp"
 
@@ -40,8 +41,6 @@ constexpr std::size_t kMostDevices = 64;
 constexpr std::uint64_t kConnectionBytes = 16UL * 1024;        ///< What an idle one holds, buffers in the kernel aside.
 constexpr std::uint64_t kLeastCallMemory = 1UL * 1024 * 1024;  ///< Less cannot hold one call of a small expert.
 constexpr std::uint64_t kLeastMemory = 512UL * 1024 * 1024;    ///< Default where the machine does not tell.
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 /// What `max_memory` leaves for calls once every connection has its share.
 Result<std::uint64_t> call_memory(const ServerOptions& options) {
