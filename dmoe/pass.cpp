@@ -54,14 +54,16 @@ CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
 
 /// When every call that is out has taken longer than it should, by what its expert usually takes and by what others
 /// took this time: where all are slower than usual, all are waited for. An expert of which little is known is.
-CallBatch::TimePoint Pass::end_of_patience() const {
+CallBatch::TimePoint Pass::end_of_patience() {
+  for (auto i = usual_.size(); i < batch_.size(); ++i) {  // Asked once per call: this is called after every answer.
+    const auto& call = batch_.call(i);
+    usual_.push_back(client_.usual_times(!call.grad_outputs.empty()).usual(call.uid));
+  }
   auto end = CallBatch::TimePoint::min();
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
-    const auto& call = batch_.call(i);
-    const auto usual = client_.usual_times(!call.grad_outputs.empty()).usual(call.uid);
-    if (!usual) return CallBatch::TimePoint::max();
-    const std::chrono::duration<double, std::nano> enough(std::max(*usual, slowest_answer_) * limits_.patience);
+    if (!usual_[i]) return CallBatch::TimePoint::max();
+    const std::chrono::duration<double, std::nano> enough(std::max(*usual_[i], slowest_answer_) * limits_.patience);
     end = std::max(end, batch_.sent(i) + std::chrono::ceil<std::chrono::nanoseconds>(enough) + kLeastPatience);
   }
   return end;
