@@ -239,6 +239,17 @@ void add_running_options(CLI::App& command, ServeOptions& options) {
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(0, kMostAskedFor, "64"));
+  command
+      .add_option("--trace-file", options.trace_file,
+                  "Write when each call waited, was computed and was answered to this file, which Perfetto and "
+                  "chrome://tracing open; replaces it")
+      ->type_name("FILE");
+  command
+      .add_option("--max-trace-size", options.max_trace_size,
+                  "Largest size of the trace and of the older FILE.old together, in MiB")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "64"));
   command.add_option("--shutdown-grace", options.shutdown_grace, "Time to finish queued calls at the end, in seconds")
       ->type_name("SECONDS")
       ->capture_default_str()
@@ -355,6 +366,8 @@ Result<expert_server::ServerOptions> to_server_options(const ServeOptions& optio
   server.max_queued_batches = options.queue_batches;
   server.max_queued_tasks = options.queue_tasks;
   server.max_memory = options.max_memory * 1024 * 1024;
+  if (!options.trace_file.empty()) server.trace_file = options.trace_file;
+  server.max_trace_bytes = options.max_trace_size * 1024 * 1024;
   server.max_resident_experts = options.max_resident_experts;
   server.batch_timeout = to_milliseconds(options.batch_timeout);
   server.heartbeat = to_milliseconds(options.heartbeat);

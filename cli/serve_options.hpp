@@ -45,6 +45,8 @@ struct ServeOptions {
   std::size_t max_resident_experts = 0;
   std::size_t max_message = 256;
   std::size_t max_connections = 4'096;
+  std::string trace_file;
+  std::uint64_t max_trace_size = 64;
 };
 
 void add_serve_options(CLI::App& command, ServeOptions& options);

@@ -338,6 +338,7 @@ void Runtime::compute(Part& part) const {
     report.waited_in_total += started - task.arrived;
     note_staleness(part, task, updates);
   }
+  for (const auto& task : part.tasks) task.reply->started(started, report.tasks, report.rows);
   report.failed = execute_batch(backend, part.direction, std::move(part.tasks), memory);
   report.updates = backend.updates() - updates;
   report.computed = std::chrono::steady_clock::now() - started;

@@ -3,6 +3,7 @@
 #include "expert_server/announced_endpoints.hpp"
 #include "expert_server/announcer.hpp"
 #include "expert_server/arrival.hpp"
+#include "expert_server/arriving_calls.hpp"
 #include "expert_server/call_handler.hpp"
 #include "expert_server/checkpoint_timer.hpp"
 #include "expert_server/data_directory.hpp"
@@ -122,6 +123,13 @@ ExpertHostOptions host_options(const ServerOptions& options, const std::optional
   return host;
 }
 
+/// Null: none is wanted.
+Result<std::shared_ptr<net::TraceFile>> open_trace(const ServerOptions& options) {
+  if (!options.trace_file) return std::shared_ptr<net::TraceFile>();
+  return net::TraceFile::create(
+      {*options.trace_file, "expert server " + options.expert_pattern, options.max_trace_bytes});
+}
+
 std::uint64_t random_seed() {
   std::random_device device;
   return (std::uint64_t{device()} << 32U) | device();
@@ -131,7 +139,8 @@ std::uint64_t random_seed() {
 
 class Server::Impl {
  public:
-  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity)
+  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity,
+       std::shared_ptr<net::TraceFile> trace)
       : options_(std::move(options)),
         pattern_(std::move(pattern)),
         directory_(std::move(directory)),
@@ -140,8 +149,9 @@ class Server::Impl {
         metrics_(registry_),
         host_(host_options(options_, directory_), metrics_),
         budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
-        handler_(host_.table(), host_.runtimes(), metrics_, budget_),
-        sources_{registry_, host_, false, net::to_string(identity_.peer_id())},
+        handler_(host_.table(), host_.runtimes(), metrics_, budget_, std::move(trace)),
+        dht_status_(registry_, net::to_string(identity_.peer_id())),
+        sources_{registry_, host_, false, net::to_string(identity_.peer_id()), dht_status_},
         client_(io_.get_executor()) {
     auto& held = registry_.gauge("dmoe_expert_call_memory_bytes", "Memory that calls hold or are expected to need.");
     registry_.gauge("dmoe_expert_call_memory_limit_bytes", "What max_memory leaves for calls.")
@@ -164,11 +174,11 @@ class Server::Impl {
     if (!endpoints) return endpoints.error();
     announced_ = std::move(*endpoints);
     if (auto joined = join(abort); !joined) return joined;
-    announcer_.emplace(ports_.dht->directory(), host_, client_, identity_.peer_id(),
+    sources_.reach = &reach_.emplace(*ports_.dht, announced_);
+    announcer_.emplace(ports_.dht->directory(), *reach_, host_, client_, identity_.peer_id(),
                        AnnouncerOptions{.pattern = pattern_,
                                         .num_experts = options_.num_experts,
                                         .own = own_endpoint(options_.listen, ports_.rpc->port()),
-                                        .announced = announced_,
                                         .heartbeat = options_.heartbeat,
                                         .ttl = options_.announcement_ttl,
                                         .seed = options_.seed});
@@ -224,6 +234,8 @@ class Server::Impl {
       rpc.listen = options_.listen;
       rpc.max_frame_bytes = options_.max_frame_bytes;
       rpc.max_connections = options_.max_connections;
+      rpc.frame_budget = std::make_shared<ArrivingCalls>(budget_);
+      rpc.frame_patience = options_.memory_patience;
       rpc.metrics = &registry_;
       auto server = std::make_unique<net::RpcServer>(
           io_, rpc, [this](net::IncomingCall call) { handler_.handle(std::move(call)); });
@@ -238,6 +250,7 @@ class Server::Impl {
     auto ports = bind_ports(io_, identity_, dht, make_rpc);
     if (!ports) return ports.error();
     ports_ = std::move(*ports);
+    dht_status_.watch(*ports_.dht);
     return {};
   }
 
@@ -275,10 +288,12 @@ class Server::Impl {
   ExpertHost host_;
   std::shared_ptr<MemoryBudget> budget_;
   CallHandler handler_;
+  DhtStatus dht_status_;
   StatusSources sources_;
   net::RpcClient client_;  ///< For calls to itself and to rivals for a UID.
   ServerPorts ports_;
   std::vector<net::Endpoint> announced_;
+  std::optional<ReachCheck> reach_;
   std::optional<Announcer> announcer_;
   std::optional<CheckpointTimer> checkpoint_timer_;
   std::mutex refresh_mutex_;
@@ -302,7 +317,10 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::stop_t
   auto identity = load_identity(options, directory);
   if (!identity) return identity.error();
   if (options.seed == 0) options.seed = random_seed();
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity);
+  auto trace = open_trace(options);
+  if (!trace) return trace.error();
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity,
+                                     std::move(*trace));
   if (auto started = impl->start(abort); !started) return started.error();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
