@@ -1,8 +1,7 @@
 // Compressed tensors: error bounds, what is never compressed, and bytes of a hostile peer.
 #include "net/tensor_codec.hpp"
 
-#include "net/outgoing_frame.hpp"
-#include "net/received_frame.hpp"
+#include "tests/net_tensor/arrived_frame.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 #include "tests/support/text.hpp"
@@ -17,24 +16,10 @@
 
 using namespace dmoe;
 using net::OutgoingFrame;
-using net::ReceivedFrame;
 
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-std::shared_ptr<const ReceivedFrame> arrive(OutgoingFrame& frame) {
-  REQUIRE(frame.finish(net::kDefaultMaxFrameBytes).has_value());
-  net::FrameBuffer buffer(net::kDefaultMaxFrameBytes);
-  for (const auto& part : frame.buffers()) {
-    std::memcpy(buffer.prepare(part.size()).data(), part.data(), part.size());
-    buffer.commit(part.size());
-  }
-  auto received = ReceivedFrame::parse(std::move(buffer), ReceivedFrame::From::kServer);
-  INFO((received.has_error() ? received.error().message : ""));
-  REQUIRE(received.has_value());
-  return *received;
-}
 
 struct Passed {
   at::Tensor tensor;
@@ -47,7 +32,7 @@ Passed pass(const at::Tensor& tensor, Compression compression) {
   const auto encoded =
       net::encode_tensor(tensor, frame.root().initReplies(1)[0].initForward(1)[0], frame.attachments(), compression);
   REQUIRE(encoded.has_value());
-  const auto received = arrive(frame);
+  const auto received = test::as_arrived(frame);
   const auto reader = received->root().getReplies()[0].getForward()[0];
   const auto decoded = net::decode_tensor(reader, received);
   INFO((decoded.has_error() ? decoded.error().message : ""));
@@ -77,7 +62,7 @@ Result<at::Tensor> decode(net::schema::DType type, std::uint16_t compression, co
   auto sizes = tensor.initShape(static_cast<unsigned>(shape.size()));
   for (unsigned i = 0; i < shape.size(); ++i) sizes.set(i, shape[i]);
   std::memcpy(tensor.initData(static_cast<unsigned>(bytes.size())).begin(), bytes.data(), bytes.size());
-  const auto received = arrive(frame);
+  const auto received = test::as_arrived(frame);
   return net::decode_tensor(received->root().getReplies()[0].getForward()[0], received);
 }
 
