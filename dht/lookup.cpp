@@ -115,7 +115,8 @@ bool Lookup::is_near_network() const {
 }
 
 bool Lookup::is_doubtful(const Candidate& known) const {
-  if (is_near_network()) return false;  // A trial beside the others would cost more than it saves.
+  // Where nobody was silent yet, or the next one costs nothing, trials would cost more than they save.
+  if (!some_are_silent_ || is_near_network()) return false;
   return known.source != 0 && known.second == kNobodyElse && !sources_[known.source].vindicated();
 }
 
@@ -291,7 +292,10 @@ void Lookup::set_state(const NodeId& id, const std::vector<std::size_t>& indices
       Source& source = sources_[by];
       if (state == State::kAnswered) ++source.good;
       if (state == State::kAnswered && known->state == State::kSlow) --source.bad;  // It was there, only late.
-      if (known->state == State::kAsked && state != State::kAnswered) ++source.bad;
+      if (known->state == State::kAsked && state != State::kAnswered) {
+        ++source.bad;
+        some_are_silent_ = true;
+      }
     }
     known->state = state;
   }

@@ -41,9 +41,9 @@ struct LookupOutcome {
 
 /// alpha-parallel and iterative (Kademlia §2.3). Each turn collects what all keys want to ask next, and a node is
 /// asked about up to 32 keys in one datagram. A slow node frees its slot for another and is still listened to. Of what
-/// one node alone names, one at a time is tried beside the others, until one answered: who invents nodes near every key
-/// holds up nobody. Nodes named by somebody whose other names stay silent are asked last. Finished keys are reported
-/// one by one.
+/// one node alone names, one at a time is tried beside the others until one answered, once somebody named was silent:
+/// who invents nodes near every key holds up nobody for long. Nodes named by somebody whose other names stay silent are
+/// asked last. Finished keys are reported one by one.
 class Lookup : public std::enable_shared_from_this<Lookup> {
  public:
   struct Context {
@@ -172,6 +172,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   std::size_t open_ = 0;
   std::size_t requests_made_ = 0;
   bool pump_posted_ = false;
+  bool some_are_silent_ = false;  // Of those that others named.
 };
 
 }  // namespace dmoe::dht
