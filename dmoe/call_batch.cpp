@@ -70,7 +70,7 @@ void CallBatch::send(std::vector<ExpertCall> calls) {
   std::map<net::Endpoint, std::vector<std::size_t>> by_endpoint;
   for (auto& call : calls) {
     by_endpoint[call.endpoint].push_back(calls_.size());
-    calls_.push_back({std::move(call), 0, Clock::now(), {}, 0});
+    calls_.push_back({std::move(call), 0, Clock::now(), {}, 0, false});
   }
   outstanding_ += calls.size();
   for (const auto& [endpoint, indices] : by_endpoint) {
@@ -119,11 +119,14 @@ net::CallSpec CallBatch::spec_of(std::size_t index) {
 std::vector<Answer> CallBatch::wait(TimePoint until) {
   std::vector<std::pair<std::size_t, Result<net::IncomingReply>>> replies;
   const auto start = Clock::now();
-  {
-    std::unique_lock lock(inbox_->mutex);
-    inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
-    replies.swap(inbox_->replies);
-  }
+  do {
+    {
+      std::unique_lock lock(inbox_->mutex);
+      inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
+      replies.swap(inbox_->replies);
+    }
+    std::erase_if(replies, [this](const auto& reply) { return calls_[reply.first].given_up; });
+  } while (replies.empty() && outstanding_ > 0 && Clock::now() < until);
   const auto now = Clock::now();
   blocked_ += now - start;
   std::vector<Answer> answers;
@@ -149,6 +152,14 @@ Result<std::vector<at::Tensor>> CallBatch::decode(std::size_t index, const Resul
     return Error{Errc::kInternal, "an answer that cannot be read: " + tensors.error().message, {}};
   for (const auto& tensor : *tensors) calls_[index].bytes_received += tensor.nbytes();
   return tensors;
+}
+
+void CallBatch::give_up(std::size_t index) {
+  auto& sent = calls_[index];
+  rpc_.cancel(sent.id);
+  sent.answered = Clock::now();
+  sent.given_up = true;
+  --outstanding_;
 }
 
 void CallBatch::cancel_rest() {

@@ -18,7 +18,9 @@ namespace dmoe {
 struct PassLimits {
   CallBatch::TimePoint deadline;
   std::chrono::milliseconds grace{0};  ///< After every row has what it needs.
-  double patience = 0;  ///< Then, times what a call usually takes: it is not waited for longer. 0: all of `grace`.
+  /// Then, times what a call usually takes: it is not waited for longer. Before, a call that also took longer than
+  /// `grace` is given up, so that others may be asked. 0: all of `grace`, and of the deadline.
+  double patience = 0;
 };
 
 /// What a pass does with its calls. Called on the thread of `Pass::run`.
@@ -41,7 +43,8 @@ class Pass {
   const CallBatch& batch() const noexcept { return batch_; }
   void send(std::vector<ExpertCall> calls);
 
-  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded.
+  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded. The same
+  /// with calls that are overdue while rows need more answers: then `after_answers` may send others.
   void run(const RowQuorum& quorum, const PassEvents& events);
 
   /// Ends `run` early, from one of its functions.
@@ -56,9 +59,9 @@ class Pass {
 
  private:
   CallBatch::TimePoint end(const RowQuorum& quorum);
-  CallBatch::TimePoint end_of_patience() const;
+  CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least) const;
   void take(Answer& answer, const PassEvents& events);
-  void fail_rest(const PassEvents& events);
+  void give_up_rest(const PassEvents& events);
   void blame_silent();
   bool is_conspicuous(std::size_t call) const;
 
