@@ -1,6 +1,6 @@
 #include "expert_server/builtin_experts.hpp"
 
-#include "expert_server/few_rows_training.hpp"
+#include "expert_server/few_rows.hpp"
 #include "expert_server/layer_norm_relu.hpp"
 
 #include <torch/nn/module.h>
@@ -12,7 +12,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -53,7 +52,7 @@ class NopExpert final : public TorchExpert {
   }
 };
 
-class FfnExpert final : public TorchExpert, public FewRowsTrainable {
+class FfnExpert final : public TorchExpert {
  public:
   explicit FfnExpert(std::int64_t h) : first_(h, 4 * h), second_(4 * h, 4 * h), third_(4 * h, h) {
     schema_.inputs = schema_.outputs = {{at::kFloat, {h}}};
@@ -73,39 +72,9 @@ class FfnExpert final : public TorchExpert, public FewRowsTrainable {
     return {output.add_(inputs[0])};
   }
 
-  std::optional<Gradients> few_rows_backward(const std::vector<at::Tensor>& inputs,
-                                             const std::vector<at::Tensor>& grad_outputs) const override {
-    const auto& x = inputs[0];
-    if (!few_cached_rows(x, second_->weight.numel())) return {};
-    const auto first = activate_few(first_norm_, few_rows_apply(x, first_->weight, first_->bias));
-    const auto second = activate_few(second_norm_, few_rows_apply(first.output, second_->weight, second_->bias));
-    const auto outer = grad_outputs[0].contiguous();  // The third layer's output is not needed.
-    auto inner = few_rows_back(outer, third_->weight);
-    const auto of_second_norm = few_rows_norm_relu_back_(inner, second, second_norm_->weight);
-    auto innermost = few_rows_back(inner, second_->weight);
-    const auto of_first_norm = few_rows_norm_relu_back_(innermost, first, first_norm_->weight);
-    Gradients gradients;
-    gradients.inputs = {few_rows_back(innermost, first_->weight).add_(outer)};
-    gradients.parameters = {{{}, innermost, x},
-                            {innermost.sum(0), {}, {}},
-                            {of_first_norm.weight, {}, {}},
-                            {of_first_norm.bias, {}, {}},
-                            {{}, inner, first.output},
-                            {inner.sum(0), {}, {}},
-                            {of_second_norm.weight, {}, {}},
-                            {of_second_norm.bias, {}, {}},
-                            {{}, outer, second.output},
-                            {outer.sum(0), {}, {}}};
-    return gradients;
-  }
-
  private:
-  static NormedRows activate_few(const torch::nn::LayerNorm& norm, at::Tensor x) {
-    return few_rows_norm_relu(std::move(x), norm->weight, norm->bias, norm->options.eps());
-  }
-
   static at::Tensor linear(torch::nn::Linear& layer, const at::Tensor& x) {
-    return few_cached_rows(x, layer->weight.numel()) ? few_rows_apply(x, layer->weight, layer->bias) : layer(x);
+    return few_rows(x) ? few_rows_linear(x, layer->weight, layer->bias) : layer(x);
   }
 
   static at::Tensor activate(torch::nn::LayerNorm& norm, at::Tensor x) {

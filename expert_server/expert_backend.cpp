@@ -1,7 +1,6 @@
 #include "expert_server/expert_backend.hpp"
 
 #include "expert_server/architectures.hpp"
-#include "expert_server/few_rows_training.hpp"
 #include "net/tensor_finite.hpp"
 
 #include <torch/autograd.h>
@@ -191,8 +190,7 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
   try {
     if (!frozen_) copy_snapshot(std::numeric_limits<std::size_t>::max());
     BufferGuard guard(buffers_);
-    auto few = few_rows_backward(inputs, grad_outputs);
-    auto gradients = few ? std::move(*few) : run_backward(inputs, grad_outputs, rng_seed);
+    auto gradients = run_backward(inputs, grad_outputs, rng_seed);
     if (!gradients) return gradients;
     if (frozen_) return gradients;
     guard.keep();
@@ -201,29 +199,6 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
   } catch (const std::exception& e) {
     return failure("backward", e);
   }
-}
-
-/// By the module itself, when it can and the rows are few; empty otherwise.
-std::optional<Result<std::vector<at::Tensor>>> ExpertBackend::few_rows_backward(
-    const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& grad_outputs) {
-  const auto* module = dynamic_cast<const FewRowsTrainable*>(module_.get());
-  const auto& specs = schema().outputs;
-  if (module == nullptr || grad_outputs.size() != specs.size()) return {};
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    const bool right = fits(grad_outputs[i], specs[i]) && grad_outputs[i].size(0) == inputs[0].size(0);
-    if (!right) return {};  // The other way says what is wrong.
-  }
-  const at::NoGradGuard no_grad;
-  auto found = module->few_rows_backward(inputs, grad_outputs);
-  if (!found || found->parameters.size() != (frozen_ ? found->parameters.size() : trained_.size())) return {};
-  for (const auto& gradient : found->inputs) {
-    if (!net::all_finite(gradient)) return invalid("a gradient with respect to the inputs is not finite: NaN or Inf");
-  }
-  if (frozen_) return std::move(found->inputs);
-  const auto norm = optimizer_.step_few_rows(found->parameters, updates());
-  if (!norm) return norm.error();
-  gradient_norm_.store(*norm, std::memory_order_relaxed);
-  return std::move(found->inputs);
 }
 
 Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at::Tensor>& inputs,

@@ -96,8 +96,6 @@ class ExpertBackend {
   class BufferGuard;
   Result<std::vector<at::Tensor>> run_backward(const std::vector<at::Tensor>& inputs,
                                                const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
-  std::optional<Result<std::vector<at::Tensor>>> few_rows_backward(const std::vector<at::Tensor>& inputs,
-                                                                   const std::vector<at::Tensor>& grad_outputs);
   Result<std::vector<at::Tensor>> checked(std::vector<at::Tensor> outputs, std::int64_t rows) const;
   Error failure(const char* direction, const std::exception& cause) const;
 

@@ -104,24 +104,20 @@ std::array<Range, kFewRows> best_ranges(std::integer_sequence<int, kIndex...> /*
 
 }  // namespace
 
-bool few_rows(const at::Tensor& x, std::int64_t most) {
-  return allowed_here && !c10::GradMode::is_enabled() && x.dim() == 2 && x.size(0) >= 1 && x.size(0) <= most &&
+bool few_rows(const at::Tensor& x) {
+  return allowed_here && !c10::GradMode::is_enabled() && x.dim() == 2 && x.size(0) >= 1 && x.size(0) <= kFewRows &&
          x.is_contiguous() && x.scalar_type() == at::kFloat && x.device().is_cpu();
 }
 
 at::Tensor few_rows_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  auto y = at::empty({x.size(0), weight.size(0)}, x.options());
-  few_rows_linear_out(y, x, weight, bias);
-  return y;
-}
-
-void few_rows_linear_out(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   static const auto ranges = best_ranges(std::make_integer_sequence<int, kFewRows>{});
+  auto y = at::empty({x.size(0), weight.size(0)}, x.options());
   const Product product{x.data_ptr<float>(), weight.data_ptr<float>(), bias.data_ptr<float>(),
                         y.data_ptr<float>(), weight.size(1),           weight.size(0)};
   const auto compute = ranges[static_cast<std::size_t>(x.size(0) - 1)];
   parallel_range(product.outputs, 1 + kGrain / (product.inputs + 1),
                  [&](std::int64_t begin, std::int64_t end) { compute(product, begin, end); });
+  return y;
 }
 
 FewRowsMode::FewRowsMode(bool allowed) noexcept : before_(std::exchange(allowed_here, allowed)) {}

@@ -1,13 +1,11 @@
 #include "expert_server/optimizer.hpp"
 
-#include "expert_server/few_rows_training.hpp"
 #include "expert_server/optimizer_steps.hpp"
 
 #include <torch/types.h>
 #include <torch/utils.h>
 
 #include <cmath>
-#include <limits>
 #include <utility>
 
 namespace dmoe::expert_server {
@@ -29,18 +27,10 @@ AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, d
           settings.epsilon};
 }
 
-/// Of a product. Its numbers are computed in float, so one that does not fit there counts as infinite.
-double product_norm(const ParameterGradient& gradient) {
-  const double squares = squared_norm(gradient.left, gradient.right);
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  return squares < kLargest * kLargest ? squares : std::numeric_limits<double>::infinity();
-}
-
-double squared_norm_of(const ParameterGradient& gradient) {
-  if (!gradient.dense.defined()) return gradient.left.defined() ? product_norm(gradient) : 0;
+double squared_norm_of(const at::Tensor& gradient) {
   double sum = 0;
-  AT_DISPATCH_FLOATING_TYPES(gradient.dense.scalar_type(), "squared_norm",
-                             [&] { sum = squared_norm(gradient.dense.data_ptr<scalar_t>(), gradient.dense.numel()); });
+  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "squared_norm",
+                             [&] { sum = squared_norm(gradient.data_ptr<scalar_t>(), gradient.numel()); });
   return sum;
 }
 
@@ -88,51 +78,31 @@ std::vector<std::string> Optimizer::state_names() const {
 }
 
 Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients, std::uint64_t steps) {
-  std::vector<ParameterGradient> all;
-  all.reserve(gradients.size());
-  for (const auto& gradient : gradients) {
-    all.push_back({gradient.defined() ? gradient.contiguous() : gradient, {}, {}});
-  }
-  return step_few_rows(all, steps);
-}
-
-Result<double> Optimizer::step_few_rows(const std::vector<ParameterGradient>& gradients, std::uint64_t steps) {
   if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
+  std::vector<at::Tensor> dense(gradients.size());
   double squares = 0;
-  for (const auto& gradient : gradients) squares += squared_norm_of(gradient);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    dense[i] = gradients[i].contiguous();
+    squares += squared_norm_of(dense[i]);
+  }
   const double norm = std::sqrt(squares);
   if (!std::isfinite(norm)) return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
   const double limit = settings_.clip_grad_norm;
   const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
   const double rate = settings_.learning_rate * settings_.schedule.factor(steps);
   const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < slots_.size(); ++i) apply(slots_[i], gradients[i], scale, rate);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (dense[i].defined()) apply(slots_[i], dense[i], scale, rate);
+  }
   return norm;
 }
 
-void Optimizer::begin_step(Slot& slot) const {
-  while (slot.state.size() < state_names().size()) slot.state.push_back(at::zeros_like(slot.parameter.tensor));
-  ++slot.step;
-}
-
-void Optimizer::apply(Slot& slot, const ParameterGradient& gradient, double scale, double rate) {
-  if (gradient.dense.defined()) return apply_dense(slot, gradient.dense, scale, rate);
-  if (!gradient.left.defined()) return;
-  auto& weight = slot.parameter.tensor;
-  if (settings_.kind == OptimizerKind::kSgd || weight.scalar_type() != at::kFloat) {
-    return apply_dense(slot, gradient.left.t().mm(gradient.right).to(weight.scalar_type()), scale, rate);
-  }
-  begin_step(slot);
-  const AdamMemory<float> memory{weight.data_ptr<float>(), nullptr, slot.state[0].data_ptr<float>(),
-                                 slot.state[1].data_ptr<float>(),
-                                 settings_.amsgrad ? slot.state[2].data_ptr<float>() : nullptr};
-  adam_step(memory, gradient.left, gradient.right, adam_factors(settings_, slot.step, scale, rate));
-}
-
-void Optimizer::apply_dense(Slot& slot, const at::Tensor& gradient, double scale, double rate) {
+void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale, double rate) {
   auto& weight = slot.parameter.tensor;
   const bool first = slot.state.empty();
-  begin_step(slot);
+  while (slot.state.size() < state_names().size()) slot.state.push_back(at::zeros_like(weight));
+  ++slot.step;
   AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "optimizer_step", [&] {
     auto* weights = weight.data_ptr<scalar_t>();
     const auto* gradients = gradient.data_ptr<scalar_t>();

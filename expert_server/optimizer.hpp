@@ -3,7 +3,6 @@
 
 #include "expert_server/expert_module.hpp"
 #include "expert_server/learning_schedule.hpp"
-#include "expert_server/parameter_gradient.hpp"
 #include "net/error.hpp"
 
 #include <cstdint>
@@ -53,9 +52,6 @@ class Optimizer {
   /// then.
   Result<double> step(const std::vector<at::Tensor>& gradients, std::uint64_t steps = 0);
 
-  /// The same for gradients that are in part products of few rows.
-  Result<double> step_few_rows(const std::vector<ParameterGradient>& gradients, std::uint64_t steps = 0);
-
   const OptimizerSettings& settings() const noexcept { return settings_; }
 
   /// What must be kept to go on exactly: "<parameter>.exp_avg", … and "<parameter>.step". Only parameters that have
@@ -73,9 +69,7 @@ class Optimizer {
   };
 
   std::vector<std::string> state_names() const;
-  void apply(Slot& slot, const ParameterGradient& gradient, double scale, double rate);
-  void apply_dense(Slot& slot, const at::Tensor& gradient, double scale, double rate);
-  void begin_step(Slot& slot) const;
+  void apply(Slot& slot, const at::Tensor& gradient, double scale, double rate);
 
   OptimizerSettings settings_;
   std::vector<Slot> slots_;
