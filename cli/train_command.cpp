@@ -46,6 +46,7 @@ struct TrainOptions {
   std::int64_t batch_size = 128;
   double learning_rate = 0.001;
   std::uint64_t seed = 0;
+  int threads = 0;
   std::string save;
   std::string load;
   bool json = false;
@@ -67,6 +68,7 @@ TrainingOptions training_options(const TrainOptions& options) {
   training.batch_size = options.batch_size;
   training.learning_rate = options.learning_rate;
   training.seed = options.seed;
+  training.threads = options.threads;
   training.patience = to_milliseconds(options.patience);
   return training;
 }
@@ -219,6 +221,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("RATE")
       ->capture_default_str()
       ->check(decimal_number(0, 10, "0.001"));
+  command
+      .add_option("--threads", options.threads, "Threads of one computation; 0: as many as other processes leave free")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(0, 1'024, "1"));
   command.add_option("--seed", options.seed, "Of weights and order of images; 0: from the operating system")
       ->type_name("NUMBER")
       ->capture_default_str()

@@ -18,7 +18,7 @@ BackwardPass::BackwardPass(Client& client, const BackwardLimits& limits, const M
     : client_(client),
       forward_(forward),
       grad_outputs_(grad_outputs),
-      pass_(client, {Clock::now() + limits.timeout, limits.after_k_min}),
+      pass_(client, {Clock::now() + limits.timeout, limits.after_k_min, limits.straggler_patience}),
       quorum_(quorum_of(forward, limits.k_min)),
       gradients_(forward.calls.empty() ? 0 : forward.calls.front().inputs.size()) {}
 

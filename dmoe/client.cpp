@@ -184,8 +184,9 @@ std::vector<std::shared_ptr<const dht::ServerAddress>> Client::resolve(const Exp
 
 net::RpcClient& Client::rpc() noexcept { return impl_->rpc(); }
 std::size_t Client::max_frame_bytes() const noexcept { return impl_->max_frame_bytes(); }
+UsualTimes& Client::usual_times(bool backward) noexcept { return impl_->usual_times(backward); }
 ServerHealth& Client::health() noexcept { return impl_->health(); }
-CallTimes& Client::call_times() noexcept { return impl_->call_times(); }
+HedgeBudget& Client::hedge_budget() noexcept { return impl_->hedge_budget(); }
 net::TraceFile* Client::trace() noexcept { return impl_->trace(); }
 
 std::shared_ptr<gating::BeamSearch> Client::beam_search(const std::string& grid,

@@ -28,7 +28,8 @@ namespace gating {
 class BeamSearch;
 }
 class ServerHealth;
-class CallTimes;
+class UsualTimes;
+class HedgeBudget;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
 class ClientOptions {
@@ -103,8 +104,10 @@ class Client {
   std::size_t max_frame_bytes() const noexcept;
   /// Which servers answer, where, and who is left alone for a while. Shared by all layers.
   ServerHealth& health() noexcept;
-  /// How long experts usually take. Shared by all layers.
-  CallTimes& call_times() noexcept;
+  /// How long experts usually take, by direction. Shared by all layers.
+  UsualTimes& usual_times(bool backward) noexcept;
+  /// Extra calls that may be made beside slow ones. Shared by all layers.
+  HedgeBudget& hedge_budget() noexcept;
   /// Null without trace_file.
   net::TraceFile* trace() noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.

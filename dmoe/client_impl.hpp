@@ -1,9 +1,10 @@
 // The inside of Client: its thread, connections and shared knowledge. Private to dmoe/.
 #pragma once
 
-#include "dmoe/call_times.hpp"
 #include "dmoe/client.hpp"
+#include "dmoe/hedge_budget.hpp"
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 #include "gating/beam_search.hpp"
 #include "net/rpc_client.hpp"
 #include "net/trace_file.hpp"
@@ -35,7 +36,8 @@ class Client::Impl {
   boost::asio::io_context& io() noexcept { return io_; }
   net::RpcClient& rpc() noexcept { return rpc_; }
   ServerHealth& health() noexcept { return health_; }
-  CallTimes& call_times() noexcept { return call_times_; }
+  UsualTimes& usual_times(bool backward) noexcept { return backward ? backward_times_ : forward_times_; }
+  HedgeBudget& hedge_budget() noexcept { return hedge_budget_; }
   net::TraceFile* trace() noexcept { return trace_.get(); }
   dht::PrefixResolver& resolver() noexcept { return *resolver_; }
   std::size_t max_frame_bytes() const noexcept { return max_frame_bytes_; }
@@ -51,7 +53,9 @@ class Client::Impl {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   net::RpcClient rpc_;
   ServerHealth health_;
-  CallTimes call_times_;
+  UsualTimes forward_times_;
+  UsualTimes backward_times_;
+  HedgeBudget hedge_budget_;
   std::shared_ptr<dht::PrefixResolver> resolver_;  // Shared with the beam searches.
   std::function<void()> stop_directory_;
   std::mutex mutex_;

@@ -35,7 +35,15 @@ void check(const DMoEOptions& options) {
     refuse("DMoE: k_min must lie between 0 and k_best, not " + std::to_string(options.k_min()));
   }
   if (!(options.hedge_share() >= 0 && options.hedge_share() <= 1)) refuse("DMoE: hedge_share must lie between 0 and 1");
+  if (options.grid().empty()) refuse("DMoE: the grid needs at least one dimension, such as {32, 32}");
   if (options.grid().size() > kMaxGridDimensions) refuse("DMoE: a grid has at most 8 dimensions");
+  for (const auto size : options.grid()) {
+    if (size <= 0) refuse("DMoE: grid sizes must be above 0, not " + std::to_string(size));
+  }
+  if (!(options.straggler_patience() >= 0)) refuse("DMoE: straggler_patience must not be below 0");
+  for (const auto limit : {options.forward_timeout(), options.backward_timeout()}) {
+    if (limit.count() <= 0) refuse("DMoE: a timeout must be above 0, not " + std::to_string(limit.count()) + " ms");
+  }
 }
 
 std::string sizes_text(const torch::Tensor& tensor) {
@@ -145,7 +153,8 @@ DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tens
   bool wanted = is_training();
   for (const auto& tensor : rows.inputs) wanted = wanted || tensor.requires_grad();
   if (wanted && !answers.calls.empty()) {
-    const BackwardLimits limits{options_.backward_k_min(), options_.backward_timeout(), options_.timeout_after_k_min()};
+    const BackwardLimits limits{options_.backward_k_min(), options_.backward_timeout(), options_.timeout_after_k_min(),
+                                options_.straggler_patience()};
     record_remote("DMoE", outputs, rows.inputs,
                   [client = client_, counters = counters_, limits,
                    kept = std::make_shared<const MixtureAnswers>(std::move(answers))](const auto& grad_outputs) {

@@ -48,8 +48,11 @@ struct DMoEOptions {
   TORCH_ARG(std::chrono::milliseconds, forward_timeout) = std::chrono::milliseconds(5'000);
   /// Limit of a whole backward pass.
   TORCH_ARG(std::chrono::milliseconds, backward_timeout) = std::chrono::milliseconds(5'000);
-  /// How long stragglers are waited for once every row has k_min answers.
+  /// How long stragglers are waited for at most once every row has k_min answers.
   TORCH_ARG(std::chrono::milliseconds, timeout_after_k_min) = std::chrono::milliseconds(1'000);
+  /// Then a straggler is waited for only so many times as long as its expert usually takes, or as the slowest answer of
+  /// this pass took. 0: all of timeout_after_k_min.
+  TORCH_ARG(double, straggler_patience) = 3.0;
   /// Rows below k_min become zeros instead of an error.
   TORCH_ARG(bool, allow_zero_outputs) = false;
   /// The floating type that experts take and give; floating inputs are converted to it and answers back.

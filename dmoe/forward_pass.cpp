@@ -1,8 +1,9 @@
 #include "dmoe/forward_pass.hpp"
 
-#include "dmoe/call_times.hpp"
 #include "dmoe/fresh_seed.hpp"
+#include "dmoe/hedge_budget.hpp"
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 #include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
@@ -21,6 +22,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint8_t kMaxReplacements =
     3;  ///< Per row: where so much fails, the time is better spent on the next step.
+/// No call is slow that waited less: it may be this machine that was busy. And only one that takes twice as long as 95
+/// of 100: one in twenty is above that percentile, and an extra call beside each of those would help little.
+constexpr std::chrono::milliseconds kLeastHedged{20};
 constexpr std::int64_t kMaxRowsPerCall = 4'096;  ///< What servers take at most by default.
 
 std::string shape_text(at::IntArrayRef sizes) {
@@ -33,6 +37,15 @@ std::string grid_text(const std::vector<std::int64_t>& grid) {
   std::string text;
   for (const auto size : grid) text += (text.empty() ? "" : "x") + std::to_string(size);
   return text;
+}
+
+/// What a person may do about a row that got too few answers.
+std::string advice_for(Errc code, std::size_t dimensions) {
+  switch (code) {
+    case Errc::kInvalidArgument: return "; check the layer's in_features, expert_dtype and per_token";
+    case Errc::kNotFound: return "; is the servers' grid one of " + std::to_string(dimensions) + " dimensions?";
+    default: return "";
+  }
 }
 
 std::vector<std::int64_t> shape_of(std::initializer_list<std::int64_t> first, const std::vector<std::int64_t>& rest) {
@@ -58,7 +71,7 @@ ForwardPass::ForwardPass(Client& client, gating::BeamSearch& search, const DMoEO
       start_(Clock::now()),
       deadline_(start_ + options.forward_timeout()),
       seed_(fresh_seed()),
-      pass_(client, {deadline_, options.timeout_after_k_min()}),
+      pass_(client, {deadline_, options.timeout_after_k_min(), options.straggler_patience()}),
       quorum_(std::vector<std::int64_t>(static_cast<std::size_t>(rows_), options.k_min())),
       outputs_(at::empty(shape_of({rows_, k_}, row_shape_), inputs.front().options())),
       ranks_(static_cast<std::size_t>(rows_ * k_)),
@@ -185,7 +198,7 @@ void ForwardPass::hedge_slow() {
   std::vector<std::pair<std::size_t, std::uint32_t>> order;
   for (const auto& [expert, count] : experts) order.emplace_back(count, expert);
   std::sort(order.begin(), order.end(), std::greater<>());
-  const auto granted = client_.call_times().spend(order.size());
+  const auto granted = client_.hedge_budget().spend(order.size());
   for (std::size_t i = granted; i < order.size(); ++i) experts.erase(order[i].second);
   std::erase_if(assignments, [&](const auto& assignment) { return experts.count(assignment.expert) == 0; });
   hedged_calls_ += granted;
@@ -270,11 +283,11 @@ void ForwardPass::launch(std::vector<Assignment> assignments, const gating::Beam
   pass_.send(std::move(calls));
   hedge_at_.resize(places_.size(), CallBatch::TimePoint::max());
   if (hedge || options_.hedge_share() <= 0) return;
-  auto& times = client_.call_times();
-  times.earn(places_.size() - first, options_.hedge_share());
+  client_.hedge_budget().earn(places_.size() - first, options_.hedge_share());
+  const auto& batch = pass_.batch();
   for (auto call = first; call < places_.size(); ++call) {
-    const auto& batch = pass_.batch();
-    if (const auto slow = times.slow_after(batch.call(call).uid)) hedge_at_[call] = batch.sent(call) + *slow;
+    const auto time = client_.usual_times(/*backward=*/false).at_most(batch.call(call).uid);
+    if (time) hedge_at_[call] = batch.sent(call) + std::max<std::chrono::nanoseconds>(2 * *time, kLeastHedged);
   }
 }
 
@@ -294,18 +307,18 @@ Result<void> ForwardPass::accept(std::size_t call, const std::vector<at::Tensor>
   const auto& places = places_[call];
   const auto expected = shape_of({static_cast<std::int64_t>(places.size())}, row_shape_);
   if (tensors.empty() || tensors.front().sizes() != at::IntArrayRef(expected)) {
-    return Error{Errc::kInternal,
-                 "answered with shape " + (tensors.empty() ? "nothing" : shape_text(tensors.front().sizes())) +
-                     " where " + shape_text(expected) + " was expected; has the expert been replaced by another kind?",
-                 {}};
+    return Error{
+        Errc::kInternal,
+        "answered with shape " + (tensors.empty() ? "nothing" : shape_text(tensors.front().sizes())) + " where " +
+            shape_text(expected) +
+            " was expected; has the expert been replaced by another kind, or are the layer's out_features wrong?",
+        {}};
   }
   const auto answer = tensors.front().to(outputs_.scalar_type()).contiguous();
   if (!net::all_finite(answer)) return Error{Errc::kInternal, "answered with NaN or Inf", {}};
   const std::size_t row_bytes = answer.nbytes() / places.size();
   const auto* source = static_cast<const char*>(answer.data_ptr());
   auto* target = static_cast<char*>(outputs_.data_ptr());
-  const auto& batch = pass_.batch();
-  if (options_.hedge_share() > 0) client_.call_times().answered(batch.call(call).uid, batch.waited(call));
   for (std::size_t i = 0; i < places.size(); ++i) {
     auto& place = at(places[i]);
     const auto row = places[i] / k_;
@@ -317,7 +330,7 @@ Result<void> ForwardPass::accept(std::size_t call, const std::vector<at::Tensor>
     const auto index = static_cast<std::size_t>(places[i]);
     std::memcpy(target + index * row_bytes, source + i * row_bytes, row_bytes);
     place.winner = static_cast<std::int32_t>(call);
-    set_cell(index, batch.call(call).uid);
+    set_cell(index, pass_.batch().call(call).uid);
     --open_places_;
     quorum_.answer(row);
   }
@@ -362,14 +375,17 @@ void ForwardPass::fail_row(std::int64_t row) const {
   }
   const std::size_t failed = static_cast<std::size_t>(
       std::count_if(calls.begin(), calls.end(), [this](auto call) { return pass_.failure(call).has_value(); }));
+  // What was refused will be refused again; if any failed otherwise, another try may succeed.
   Errc code = Errc::kNotFound;
   for (const auto call : calls) {
-    if (pass_.failure(call)) code = pass_.failure(call)->code;
+    if (pass_.failure(call) && (code == Errc::kNotFound || code == Errc::kInvalidArgument)) {
+      code = pass_.failure(call)->code;
+    }
   }
   throw Exception({code,
                    where + ": " + std::to_string(quorum_.answered(row)) + " of " + std::to_string(calls.size()) +
                        " experts asked gave an answer, k_min is " + std::to_string(options_.k_min()) +
-                       (failed > 0 ? ": " + pass_.describe_failures(calls)
+                       (failed > 0 ? ": " + pass_.describe_failures(calls) + advice_for(code, options_.grid().size())
                                    : "; the grid has " + std::to_string(known_experts_) + " live experts"),
                    {}});
 }

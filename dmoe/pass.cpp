@@ -1,9 +1,11 @@
 #include "dmoe/pass.hpp"
 
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace dmoe {
 
@@ -12,6 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kConspicuousWait{100};
+constexpr std::chrono::milliseconds kLeastPatience{5};  ///< Threads are woken up later than they could be.
 
 }  // namespace
 
@@ -24,12 +27,12 @@ void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   last_useful_ = Clock::now();
   const auto settled = [&] { return events.settled && events.settled(); };
   while (batch_.outstanding() > 0 && !abandoned_ && !settled()) {
-    const auto until = wait_until(quorum, events);
-    auto answers = batch_.wait(until);
+    const auto last = end(quorum);
+    auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
     if (!answers.empty()) {
       for (auto& answer : answers) take(answer, events);
       if (events.after_answers) events.after_answers();
-    } else if (Clock::now() >= std::min(limits_.deadline, end_of_grace_.value_or(limits_.deadline))) {
+    } else if (Clock::now() >= last) {
       break;
     } else {
       events.on_alarm();
@@ -42,10 +45,26 @@ void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   fail_rest(events, useless);
 }
 
-CallBatch::TimePoint Pass::wait_until(const RowQuorum& quorum, const PassEvents& events) {
-  if (quorum.met() && !end_of_grace_) end_of_grace_ = Clock::now() + limits_.grace;
-  const auto end = std::min(limits_.deadline, end_of_grace_.value_or(limits_.deadline));
-  return events.next_alarm ? std::min(end, events.next_alarm()) : end;
+CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
+  if (!quorum.met()) return limits_.deadline;
+  if (!end_of_grace_) end_of_grace_ = Clock::now() + limits_.grace;
+  const auto end = std::min(*end_of_grace_, limits_.deadline);
+  return limits_.patience > 0 ? std::min(end, end_of_patience()) : end;
+}
+
+/// When every call that is out has taken longer than it should, by what its expert usually takes and by what others
+/// took this time: where all are slower than usual, all are waited for. An expert of which little is known is.
+CallBatch::TimePoint Pass::end_of_patience() const {
+  auto end = CallBatch::TimePoint::min();
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (!batch_.is_outstanding(i)) continue;
+    const auto& call = batch_.call(i);
+    const auto usual = client_.usual_times(!call.grad_outputs.empty()).usual(call.uid);
+    if (!usual) return CallBatch::TimePoint::max();
+    const std::chrono::duration<double, std::nano> enough(std::max(*usual, slowest_answer_) * limits_.patience);
+    end = std::max(end, batch_.sent(i) + std::chrono::ceil<std::chrono::nanoseconds>(enough) + kLeastPatience);
+  }
+  return end;
 }
 
 void Pass::take(Answer& answer, const PassEvents& events) {
@@ -59,7 +78,8 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   if (!error) {
     last_useful_ = Clock::now();
     slowest_answer_ = std::max(slowest_answer_, batch_.waited(answer.call));
-    client_.health().answered(*call.server);
+    client_.usual_times(!call.grad_outputs.empty()).answered(call.uid, batch_.waited(answer.call));
+    client_.health().answered(call.uid, *call.server);
     return;
   }
   client_.health().failed(call.uid, call.server, call.endpoint, *error);
@@ -86,15 +106,20 @@ void Pass::fail_rest(const PassEvents& events, bool settled) {
 void Pass::blame_silent() {
   std::map<net::PeerId, bool> answered;
   for (std::size_t i = 0; i < batch_.size(); ++i) answered[batch_.call(i).server->peer] |= !batch_.is_outstanding(i);
+  std::set<net::PeerId> said;  // That they answered nothing: once is enough.
   for (std::size_t i = 0; i < batch_.size(); ++i) {
-    if (!batch_.is_outstanding(i) || !is_conspicuous(i)) continue;
+    if (!batch_.is_outstanding(i)) continue;
     const auto& call = batch_.call(i);
-    if (answered[call.server->peer]) {
+    const bool alone = !answered[call.server->peer];
+    client_.usual_times(!call.grad_outputs.empty()).given_up(call.uid, batch_.waited(i));
+    if (alone && !said.insert(call.server->peer).second) continue;
+    if (!is_conspicuous(i)) {
+      client_.health().overtaken(call.uid, call.server, alone);
+    } else if (alone) {
+      client_.health().silent(call.uid, call.server);
+    } else {
       client_.health().failed(call.uid, call.server, call.endpoint,
                               {Errc::kDeadlineExceeded, failures_[i]->message, {}});
-    } else {
-      client_.health().silent(call.uid, call.server);
-      answered[call.server->peer] = true;  // Said once; its other experts are banned with it.
     }
   }
 }

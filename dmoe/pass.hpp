@@ -18,6 +18,7 @@ namespace dmoe {
 struct PassLimits {
   CallBatch::TimePoint deadline;
   std::chrono::milliseconds grace{0};  ///< After every row has what it needs.
+  double patience = 0;  ///< Then, times what a call usually takes: it is not waited for longer. 0: all of `grace`.
 };
 
 /// What a pass does with its calls. Called on the thread of `Pass::run`.
@@ -63,7 +64,8 @@ class Pass {
   std::vector<CallReport> reports() const;
 
  private:
-  CallBatch::TimePoint wait_until(const RowQuorum& quorum, const PassEvents& events);
+  CallBatch::TimePoint end(const RowQuorum& quorum);
+  CallBatch::TimePoint end_of_patience() const;
   void take(Answer& answer, const PassEvents& events);
   void fail_rest(const PassEvents& events, bool settled);
   void blame_silent();

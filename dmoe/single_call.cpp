@@ -55,7 +55,7 @@ Result<std::vector<at::Tensor>> call_expert(Client& client, ExpertCall call, Cal
   if (result.has_error()) {
     client.health().failed(uid, server, endpoint, result.error());
   } else {
-    client.health().answered(*server);
+    client.health().answered(uid, *server);
   }
   return std::move(result);
 }

@@ -93,8 +93,11 @@ Result<std::uint64_t> File::size() {
 }
 
 Result<void> File::lock() {
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) return failure("lock");
-  return {};
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return {};
+  if (errno == EWOULDBLOCK) return failure("lock");
+  auto error = failure("lock");  // A network file system without a lock service, for example.
+  error.code = Errc::kInternal;
+  return error;
 }
 
 Result<void> sync_folder(const std::filesystem::path& folder) {

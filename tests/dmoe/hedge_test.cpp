@@ -1,6 +1,6 @@
 // A call that takes much longer than usual gets company.
-#include "dmoe/call_times.hpp"
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 #include "gating/ban_list.hpp"
 #include "tests/dmoe/swarm.hpp"
 #include "tests/support/catch.hpp"
@@ -17,14 +17,15 @@ using test::random_input;
 using test::ranked;
 using test::Swarm;
 
-/// Enough forward passes for every expert's usual time to be known, and for extra calls to be earned.
+/// Waits for the second answer longer than any test takes.
+DMoEOptions patient(Swarm& swarm) { return swarm.options().k_best(2).straggler_patience(0); }
+
+/// Enough forward passes for its experts' usual times to be known, and for extra calls to be earned.
 void get_used_to(Swarm& swarm, DMoE& layer, const torch::Tensor& input) {
   const torch::NoGradGuard no_grad;
-  const auto known = [&](const ExpertUid& uid) { return swarm.client()->call_times().slow_after(uid).has_value(); };
   for (int i = 0; i < 200; ++i) (void)layer->forward(input);
-  for (const auto& uid : swarm.experts()) {
-    const bool called = swarm.host_of(uid).forwards(uid) >= CallTimes::kEnough;
-    if (called) REQUIRE(known(uid));
+  for (const auto& call : layer->last_call()) {
+    REQUIRE(swarm.client()->usual_times(/*backward=*/false).at_most(call.uid).has_value());
   }
 }
 
@@ -43,7 +44,7 @@ torch::Tensor forward_without(DMoE& layer, const torch::Tensor& input, const Exp
 
 TEST_CASE("rows of a call that hangs are computed by their next best expert", "[dmoe][hedge][c20]") {
   Swarm swarm(3, {6}, 4);
-  auto layer = swarm.layer(swarm.options().k_best(2));  // Would wait 10 s for the second answer.
+  auto layer = swarm.layer(patient(swarm));  // Would wait 10 s for the second answer.
   auto input = random_input(1, 4);
   get_used_to(swarm, layer, input);
   const auto best = ranked(layer, input[0], swarm.experts());
@@ -82,7 +83,7 @@ TEST_CASE("rows of a call that hangs are computed by their next best expert", "[
 
 TEST_CASE("with hedging only the rows that the slow expert owes change hands", "[dmoe][hedge]") {
   Swarm swarm(4, {8}, 4);
-  auto layer = swarm.layer(swarm.options().k_best(2).hedge_share(1));
+  auto layer = swarm.layer(patient(swarm).hedge_share(1));
   auto input = random_input(12, 4);
   get_used_to(swarm, layer, input);
   const auto slow = ranked(layer, input[0], swarm.experts())[1];
@@ -112,7 +113,7 @@ TEST_CASE("with hedging only the rows that the slow expert owes change hands", "
 
 TEST_CASE("the slow answer counts when its hedge is slower still", "[dmoe][hedge]") {
   Swarm swarm(3, {3}, 4);
-  auto layer = swarm.layer(swarm.options().k_best(2));
+  auto layer = swarm.layer(patient(swarm));
   const auto input = random_input(1, 4);
   get_used_to(swarm, layer, input);
   const auto best = ranked(layer, input[0], swarm.experts());
@@ -130,7 +131,7 @@ TEST_CASE("the slow answer counts when its hedge is slower still", "[dmoe][hedge
 
 TEST_CASE("a hedge that fails leaves the slow call to be waited for", "[dmoe][hedge]") {
   Swarm swarm(3, {3}, 4);
-  auto layer = swarm.layer(swarm.options().k_best(2));
+  auto layer = swarm.layer(patient(swarm));
   const auto input = random_input(1, 4);
   get_used_to(swarm, layer, input);
   const auto best = ranked(layer, input[0], swarm.experts());
@@ -146,8 +147,8 @@ TEST_CASE("a hedge that fails leaves the slow call to be waited for", "[dmoe][he
 
 TEST_CASE("hedging can be switched off and never costs more than its share", "[dmoe][hedge]") {
   Swarm swarm(2, {6}, 4);
-  auto layer = swarm.layer(swarm.options().k_best(2).hedge_share(0).timeout_after_k_min(300ms));
-  auto hedging = swarm.layer(swarm.options().k_best(2).hedge_share(0.05).timeout_after_k_min(300ms));
+  auto layer = swarm.layer(patient(swarm).hedge_share(0).timeout_after_k_min(300ms));
+  auto hedging = swarm.layer(patient(swarm).hedge_share(0.05).timeout_after_k_min(300ms));
   hedging->gate = layer->gate;
   const auto input = random_input(1, 4);
   get_used_to(swarm, hedging, input);

@@ -90,6 +90,18 @@ TEST_CASE("A trainer learns from two servers", "[e2e]") {
   CHECK(run.out.find('\r') == std::string::npos);       // No bar where there is no terminal.
 }
 
+TEST_CASE("A trainer of another width than the experts ends at once and names the flag", "[e2e]") {
+  const auto directory = test_directory();
+  const RunningNode server(directory.path(), "server", ffn_server("ffn.[0:2].[0:2]"));
+  // With this patience a trainer that took the refusal for a passing failure would not end.
+  const auto run = test::run_dmoe({"train", "--initial-peers", server.address(), "--grid-size", "2", "2",
+                                   "--hidden-dim", std::to_string(2 * kInputWidth), "--patience", "86400"});
+  INFO(run.out << run.err);
+  CHECK(run.status.code == 1);
+  CHECK(run.err.find("[rows, 8]") != std::string::npos);
+  CHECK(run.err.find("give the --hidden-dim that the servers have") != std::string::npos);
+}
+
 TEST_CASE("A server killed in the middle of a call costs the pass its answer only", "[e2e]") {
   Pair pair;
   DMoE layer = pair.layer(60s);
