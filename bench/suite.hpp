@@ -45,6 +45,7 @@ using Suite = std::function<void(const Options&, Reporter&)>;
 void rpc_suite(const Options& options, Reporter& reporter);
 void server_suite(const Options& options, Reporter& reporter);
 void batching_suite(const Options& options, Reporter& reporter);
+void hosting_suite(const Options& options, Reporter& reporter);
 void checkpoint_suite(const Options& options, Reporter& reporter);
 void dht_suite(const Options& options, Reporter& reporter);
 void dht_sim_suite(const Options& options, Reporter& reporter);

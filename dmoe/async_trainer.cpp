@@ -20,7 +20,7 @@ namespace {
 
 using Tensors = std::vector<torch::Tensor>;
 
-[[noreturn]] void refuse(const std::string& message) { throw Exception({Errc::kInvalidArgument, message, {}}); }
+[[noreturn]] void refuse_trainer(const std::string& message) { throw Exception({Errc::kInvalidArgument, message, {}}); }
 
 /// One version of the weights. Immutable: replicas read the parameters where they lie.
 struct Weights {
@@ -39,7 +39,7 @@ struct Computed {
   std::exception_ptr failure;
 };
 
-std::string text_of(const std::exception_ptr& failure) {
+std::string failure_text(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
@@ -64,8 +64,8 @@ void check_alike(const torch::OrderedDict<std::string, torch::Tensor>& model,
             model[i].value().options().type_equal(replica[i].value().options());
   }
   if (!alike)
-    refuse(std::string("AsyncTrainer: a replica's ") + kind +
-           " differ from the model's in number, name, shape or type");
+    refuse_trainer(std::string("AsyncTrainer: a replica's ") + kind +
+                   " differ from the model's in number, name, shape or type");
 }
 
 /// The model's layers count what its replicas' layers do.
@@ -180,9 +180,10 @@ class AsyncTrainerBase::Impl {
 
 AsyncTrainerOptions AsyncTrainerBase::Impl::checked(AsyncTrainerOptions options) {
   if (options.in_flight() < 1)
-    refuse("AsyncTrainer: in_flight must be above 0, not " + std::to_string(options.in_flight()));
-  if (options.compute_threads() < 1) refuse("AsyncTrainer: compute_threads must be above 0");
-  if (options.max_staleness() < -1) refuse("AsyncTrainer: max_staleness must be 0 or more, or -1 for the default");
+    refuse_trainer("AsyncTrainer: in_flight must be above 0, not " + std::to_string(options.in_flight()));
+  if (options.compute_threads() < 1) refuse_trainer("AsyncTrainer: compute_threads must be above 0");
+  if (options.max_staleness() < -1)
+    refuse_trainer("AsyncTrainer: max_staleness must be 0 or more, or -1 for the default");
   if (options.max_staleness() == -1) options.max_staleness(4 * options.in_flight());
   return options;
 }
@@ -193,12 +194,12 @@ AsyncTrainerBase::Impl::Impl(std::shared_ptr<torch::nn::Module> model, torch::op
       optimizer_(optimizer),
       options_(checked(std::move(options))),
       bound_(static_cast<std::uint64_t>(options_.max_staleness())) {
-  if (!model_) refuse("AsyncTrainer: the model is null");
+  if (!model_) refuse_trainer("AsyncTrainer: the model is null");
   parameters_ = model_->parameters();
   buffers_ = model_->buffers();
   for (std::size_t i = 0; i < capacity(); ++i) {
     auto module = replicate();
-    if (!module) refuse("AsyncTrainer: no replica was made");
+    if (!module) refuse_trainer("AsyncTrainer: no replica was made");
     check_alike(model_->named_parameters(), module->named_parameters(), "parameters");
     check_alike(model_->named_buffers(), module->named_buffers(), "buffers");
     share_counters(*model_, *module);
@@ -328,7 +329,7 @@ void AsyncTrainerBase::Impl::settle(Lock& lock, Computed computed) {
 void AsyncTrainerBase::Impl::count(const Computed& computed) {
   if (computed.failure) {
     ++stats_.failed;
-    stats_.last_failure = text_of(computed.failure);
+    stats_.last_failure = failure_text(computed.failure);
   } else if (!computed.result.applied) {
     ++stats_.dropped;
   } else {

@@ -61,8 +61,12 @@ Result<void> check_sendable(const at::Tensor& tensor) {
   return {};
 }
 
-CallBatch::CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline)
-    : rpc_(rpc), max_frame_bytes_(max_frame_bytes), deadline_(deadline), inbox_(std::make_shared<Inbox>()) {}
+CallBatch::CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline, net::TraceFile* trace)
+    : rpc_(rpc),
+      max_frame_bytes_(max_frame_bytes),
+      deadline_(deadline),
+      trace_(trace),
+      inbox_(std::make_shared<Inbox>()) {}
 
 CallBatch::~CallBatch() { cancel_rest(); }
 
@@ -135,6 +139,10 @@ std::vector<Answer> CallBatch::wait(TimePoint until) {
     calls_[index].answered = now;
     --outstanding_;
     answers.push_back({index, decode(index, reply)});
+    if (trace_ != nullptr) {
+      const auto& tensors = answers.back().tensors;
+      this->trace(index, tensors.has_error() ? describe(tensors.error()) : "answered");
+    }
   }
   return answers;
 }
@@ -160,13 +168,30 @@ void CallBatch::give_up(std::size_t index) {
   sent.answered = Clock::now();
   sent.given_up = true;
   --outstanding_;
+  if (trace_ != nullptr) trace(index, "given up");
 }
 
 void CallBatch::cancel_rest() {
-  if (outstanding_ == 0) return;
-  for (auto& sent : calls_) {
-    if (!sent.answered) rpc_.cancel(sent.id);
+  for (std::size_t i = 0; i < calls_.size() && outstanding_ > 0; ++i) {
+    if (is_outstanding(i)) give_up(i);
   }
+}
+
+void CallBatch::trace(std::size_t index, const std::string& outcome) const {
+  const auto& sent = calls_[index];
+  const auto uid = to_string(sent.call.uid);
+  net::TraceSpan span;
+  span.name = std::string(sent.call.direction()) + " " + uid;
+  span.call = net::trace_id(sent.call.seed, uid, !sent.call.grad_outputs.empty());
+  span.begin = sent.sent;
+  span.end = sent.answered.value_or(Clock::now());
+  span.details = {{"server", to_string(sent.call.endpoint)},
+                  {"rows", std::to_string(sent.call.rows())},
+                  {"bytes sent", std::to_string(bytes_sent(index))},
+                  {"bytes received", std::to_string(sent.bytes_received)},
+                  {"outcome", outcome}};
+  if (sent.call.hedge) span.details.emplace_back("hedge", "yes");
+  trace_->add(std::move(span));
 }
 
 std::chrono::nanoseconds CallBatch::waited(std::size_t index) const {

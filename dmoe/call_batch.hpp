@@ -6,6 +6,7 @@
 #include "net/error.hpp"
 #include "net/expert_uid.hpp"
 #include "net/rpc_client.hpp"
+#include "net/trace_file.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -15,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace dmoe {
@@ -27,6 +29,7 @@ struct ExpertCall {
   std::vector<at::Tensor> inputs;        ///< CPU, contiguous; dimension 0 is the row.
   std::vector<at::Tensor> grad_outputs;  ///< Likewise.
   std::uint64_t seed = 0;                ///< The same in forward and backward.
+  bool hedge = false;                    ///< Besides a call that is slow.
 
   std::int64_t rows() const { return inputs.front().size(0); }
   const char* direction() const noexcept { return grad_outputs.empty() ? "forward" : "backward"; }
@@ -42,8 +45,9 @@ class CallBatch {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  /// @param deadline travels with every call. `rpc` outlives the batch.
-  CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline);
+  /// @param deadline travels with every call. `rpc` outlives the batch. @param trace where calls are noted; may be
+  /// null.
+  CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline, net::TraceFile* trace = nullptr);
   ~CallBatch();  ///< Cancels what is in flight.
   CallBatch(const CallBatch&) = delete;
   CallBatch& operator=(const CallBatch&) = delete;
@@ -88,11 +92,13 @@ class CallBatch {
 
   void send_frame(const net::Endpoint& endpoint, const std::vector<std::size_t>& indices);
   net::CallSpec spec_of(std::size_t index);
+  void trace(std::size_t index, const std::string& outcome) const;
   Result<std::vector<at::Tensor>> decode(std::size_t index, const Result<net::IncomingReply>& reply);
 
   net::RpcClient& rpc_;
   const std::size_t max_frame_bytes_;
   const TimePoint deadline_;
+  net::TraceFile* const trace_;
   std::vector<Sent> calls_;
   std::size_t outstanding_ = 0;
   std::uint64_t frames_ = 0;

@@ -21,6 +21,9 @@
 namespace dmoe {
 
 class LayerCounters;
+namespace gating {
+class BeamResult;
+}
 
 /// Settings of a DMoE layer: `DMoEOptions(512, {32, 32}, "ffn").k_best(4).k_min(1)`.
 struct DMoEOptions {
@@ -59,6 +62,11 @@ struct DMoEOptions {
   TORCH_ARG(double, gate_noise) = 0.0;
   TORCH_ARG(double, gate_temperature) = 1.0;
   TORCH_ARG(double, cell_dropout) = 0.0;
+  TORCH_ARG(double, gate_balance_rate) = 0.0;
+  /// Extra calls, as a share of all forward calls, that rows may make to their next best expert when one takes more
+  /// than twice as long as it usually does (its 95th percentile, 20 ms at least); the first answer counts. 0: none.
+  /// Never in backward, where both would learn.
+  TORCH_ARG(double, hedge_share) = 0.05;
   /// Whether inputs with more than two dimensions are gated per token (leading dimensions flattened into rows), or per
   /// row: dimension 0 is the row, the gate sees the mean over the dimensions between, and experts get the whole row.
   TORCH_ARG(bool, per_token) = true;
@@ -116,6 +124,9 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   LayerStats stats() const;
   /// The calls of this layer's latest finished forward (and of its backward, once that ran), on any thread.
   std::vector<CallReport> last_call() const;
+  /// Which experts the gate chose, since the layer was made or since reset_routing.
+  RoutingStats routing() const;
+  void reset_routing();
 
   /// From now on this layer and `other` count together: stats() and last_call() of both are the same.
   void count_with(const DMoEImpl& other) { counters_ = other.counters_; }
@@ -126,8 +137,12 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   gating::ProductKeyGate gate{nullptr};
 
  private:
+  friend class SwitchDMoEImpl;
   struct Rows;
+  struct Answers;
   torch::Tensor run(const Rows& rows, const std::vector<torch::Tensor>& logits);
+  Answers call(const Rows& rows, const std::vector<torch::Tensor>& logits, double capacity_factor);
+  void note_choices(const gating::BeamResult& choices, const std::vector<torch::Tensor>& logits);
   std::vector<torch::Tensor> gate_logits(const Rows& rows);
   Rows flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const;
   std::vector<torch::Tensor> search_logits(const std::vector<torch::Tensor>& logits) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace dmoe {
 
@@ -25,16 +26,22 @@ void Pass::send(std::vector<ExpertCall> calls) {
 
 void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   last_useful_ = Clock::now();
-  while (batch_.outstanding() > 0 && !abandoned_) {
-    auto answers = batch_.wait(end(quorum));
+  const auto settled = [&] { return events.settled && events.settled(); };
+  while (batch_.outstanding() > 0 && !abandoned_ && !settled()) {
+    const auto last = end(quorum);
+    auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
+    if (answers.empty() && Clock::now() < last) {
+      events.on_alarm();
+      continue;
+    }
     for (auto& answer : answers) take(answer, events);
     if (answers.empty()) {
       if (quorum.met() || Clock::now() >= limits_.deadline) break;
-      give_up_rest(events);  // Rows wait for answers that will hardly come: the time left is for others.
+      give_up_rest(events, false);  // Rows wait for answers that will hardly come: the time left is for others.
     }
     if (events.after_answers) events.after_answers();
   }
-  if (batch_.outstanding() > 0) give_up_rest(events);
+  if (batch_.outstanding() > 0) give_up_rest(events, settled());
 }
 
 CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
@@ -82,16 +89,18 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   events.on_failure(answer.call);
 }
 
-void Pass::give_up_rest(const PassEvents& events) {
-  lost_ += Clock::now() - last_useful_;
-  last_useful_ = Clock::now();
+void Pass::give_up_rest(const PassEvents& events, bool settled) {
+  if (!settled) lost_ += Clock::now() - std::exchange(last_useful_, Clock::now());
   std::vector<std::size_t> rest;
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(batch_.waited(i));
-    failures_[i] = Error{Errc::kDeadlineExceeded, "no answer in " + std::to_string(waited.count()) + " ms", {}};
+    const auto text = "no answer in " + std::to_string(waited.count()) + " ms";
+    failures_[i] = settled ? Error{Errc::kCancelled, text + "; other experts answered its rows first", {}}
+                           : Error{Errc::kDeadlineExceeded, text, {}};
     rest.push_back(i);
   }
+  if (settled) superseded_ = rest.size();
   if (!abandoned_) blame_silent();
   for (const auto i : rest) {
     batch_.give_up(i);
@@ -117,7 +126,8 @@ void Pass::blame_silent() {
     } else if (alone) {
       client_.health().silent(call.uid, call.server);
     } else {
-      client_.health().failed(call.uid, call.server, call.endpoint, *failures_[i]);
+      client_.health().failed(call.uid, call.server, call.endpoint,
+                              {Errc::kDeadlineExceeded, failures_[i]->message, {}});
     }
   }
 }
@@ -145,8 +155,9 @@ void Pass::add_to(LayerStats& stats) const {
   stats.frames += batch_.frames();
   stats.waited += batch_.blocked();
   stats.lost_to_failures += lost_;
+  stats.superseded_calls += superseded_;
   for (const auto& failure : failures_) {
-    if (!failure) continue;
+    if (!failure || (superseded_ > 0 && failure->code == Errc::kCancelled)) continue;
     ++stats.failed_calls;
     ++stats.failed_by_code.at(static_cast<std::size_t>(failure->code));
   }
@@ -165,6 +176,7 @@ std::vector<CallReport> Pass::reports() const {
     report.bytes_sent = batch_.bytes_sent(i);
     report.bytes_received = batch_.bytes_received(i);
     report.waited = batch_.waited(i);
+    report.hedge = call.hedge;
     report.answered = !failures_[i];
     if (failures_[i]) {
       report.code = failures_[i]->code;

@@ -31,20 +31,29 @@ struct PassEvents {
   std::function<void(std::size_t call)> on_failure;
   /// All answers that were there have been handled: the moment to send replacements.
   std::function<void()> after_answers;
+  /// When `on_alarm` wants to be called while answers are waited for; time_point::max(): not at all. Asked again after
+  /// every wait.
+  std::function<CallBatch::TimePoint()> next_alarm;
+  std::function<void()> on_alarm;
+  /// Whether no call that is still out can add anything: then none is waited for.
+  std::function<bool()> settled;
 };
 
 /// The calls of one pass with what became of them. Failures are reported to the client's ServerHealth as they happen.
 class Pass {
  public:
   Pass(Client& client, PassLimits limits)
-      : client_(client), limits_(limits), batch_(client.rpc(), client.max_frame_bytes(), limits.deadline) {}
+      : client_(client),
+        limits_(limits),
+        batch_(client.rpc(), client.max_frame_bytes(), limits.deadline, client.trace()) {}
 
   CallBatch& batch() noexcept { return batch_; }
   const CallBatch& batch() const noexcept { return batch_; }
   void send(std::vector<ExpertCall> calls);
 
-  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded. The same
-  /// with calls that are overdue while rows need more answers: then `after_answers` may send others.
+  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded, or as
+  /// kCancelled and not as failed when they were settled otherwise. Calls that are overdue while rows need more answers
+  /// are given up before: then `after_answers` may send others.
   void run(const RowQuorum& quorum, const PassEvents& events);
 
   /// Ends `run` early, from one of its functions.
@@ -61,7 +70,7 @@ class Pass {
   CallBatch::TimePoint end(const RowQuorum& quorum);
   CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least) const;
   void take(Answer& answer, const PassEvents& events);
-  void give_up_rest(const PassEvents& events);
+  void give_up_rest(const PassEvents& events, bool settled);
   void blame_silent();
   bool is_conspicuous(std::size_t call) const;
 
@@ -73,6 +82,7 @@ class Pass {
   CallBatch::TimePoint last_useful_;
   std::chrono::nanoseconds slowest_answer_{0};
   std::chrono::nanoseconds lost_{0};
+  std::size_t superseded_ = 0;  // Of failures_: nobody needed their answer any more.
   bool abandoned_ = false;
 };
 

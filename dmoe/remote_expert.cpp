@@ -1,5 +1,6 @@
 #include "dmoe/remote_expert.hpp"
 
+#include "dmoe/fresh_seed.hpp"
 #include "dmoe/remote_node.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/single_call.hpp"
@@ -8,7 +9,6 @@
 #include <torch/types.h>
 
 #include <ostream>
-#include <random>
 #include <sstream>
 
 namespace dmoe {
@@ -48,11 +48,6 @@ bool fit(const std::vector<torch::Tensor>& tensors, const std::vector<ExpertInfo
   return true;
 }
 
-std::uint64_t fresh_seed() {
-  thread_local std::mt19937_64 engine{std::random_device{}()};
-  return engine();
-}
-
 }  // namespace
 
 RemoteExpertImpl::RemoteExpertImpl(std::shared_ptr<Client> client, const std::string& uid, RemoteExpertOptions options)
@@ -65,6 +60,12 @@ RemoteExpertImpl::RemoteExpertImpl(std::shared_ptr<Client> client, ExpertUid uid
 
 void RemoteExpertImpl::pretty_print(std::ostream& stream) const {
   stream << "dmoe::RemoteExpert(" << to_string(uid_) << ")";
+}
+
+std::shared_ptr<torch::nn::Module> RemoteExpertImpl::clone(const torch::optional<torch::Device>& /*device*/) const {
+  auto copy = std::make_shared<RemoteExpertImpl>(client_, uid_, options_);
+  copy->train(is_training());
+  return copy;
 }
 
 torch::Tensor RemoteExpertImpl::forward(const torch::Tensor& input) {

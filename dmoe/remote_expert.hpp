@@ -62,6 +62,9 @@ class RemoteExpertImpl : public torch::nn::Module {
   ExpertInfo info();
 
   void pretty_print(std::ostream& stream) const override;
+  /// Another caller of the same expert; it asks for the schema anew.
+  std::shared_ptr<torch::nn::Module> clone(
+      const torch::optional<torch::Device>& device = torch::nullopt) const override;
   const ExpertUid& uid() const noexcept { return uid_; }
 
  private:

@@ -41,7 +41,7 @@ Result<std::vector<at::Tensor>> call_expert(Client& client, ExpertCall call, Cal
   const auto uid = call.uid;
   const auto server = call.server;
   const auto endpoint = call.endpoint;
-  CallBatch batch(client.rpc(), client.max_frame_bytes(), deadline);
+  CallBatch batch(client.rpc(), client.max_frame_bytes(), deadline, client.trace());
   std::vector<ExpertCall> calls;
   calls.push_back(std::move(call));
   batch.send(std::move(calls));

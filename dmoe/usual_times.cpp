@@ -15,7 +15,7 @@ void UsualTimes::add(const ExpertUid& uid, Duration time) {
   times.latest[times.count++ % kWindow] = time;
 }
 
-std::optional<UsualTimes::Duration> UsualTimes::usual(const ExpertUid& uid) const {
+std::optional<UsualTimes::Duration> UsualTimes::percentile(const ExpertUid& uid, std::size_t percent) const {
   std::array<Duration, kWindow> latest;
   std::size_t count = 0;
   {
@@ -25,9 +25,9 @@ std::optional<UsualTimes::Duration> UsualTimes::usual(const ExpertUid& uid) cons
     latest = it->second.latest;
     count = std::min(it->second.count, kWindow);
   }
-  const auto quartile = latest.begin() + static_cast<std::ptrdiff_t>((count * 3 + 3) / 4 - 1);
-  std::nth_element(latest.begin(), quartile, latest.begin() + static_cast<std::ptrdiff_t>(count));
-  return *quartile;
+  const auto at = latest.begin() + static_cast<std::ptrdiff_t>((count * percent + 99) / 100 - 1);
+  std::nth_element(latest.begin(), at, latest.begin() + static_cast<std::ptrdiff_t>(count));
+  return *at;
 }
 
 }  // namespace dmoe

@@ -1,5 +1,6 @@
 #include "expert_server/call_handler.hpp"
 
+#include "expert_server/call_trace.hpp"
 #include "net/tensor_codec.hpp"
 
 #include <algorithm>
@@ -20,10 +21,19 @@ std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 /// The answer to one forward or backward call.
 class RpcReply final : public TaskReply {
  public:
-  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters)
-      : call_(std::move(call)), direction_(direction), metrics_(metrics), meters_(meters) {}
+  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters,
+           RefusalLog& refusals, CallTrace trace)
+      : call_(std::move(call)),
+        direction_(direction),
+        metrics_(metrics),
+        meters_(meters),
+        refusals_(refusals),
+        trace_(std::move(trace)) {}
+
+  void started(TimePoint now, std::size_t tasks, std::int64_t rows) override { trace_.started(now, tasks, rows); }
 
   void succeed(std::vector<at::Tensor> tensors) override {
+    trace_.computed(std::chrono::steady_clock::now());
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
       const auto count = static_cast<unsigned>(tensors.size());
       const auto list = direction_ == Direction::kForward ? reply.initForward(count) : reply.initBackward(count);
@@ -31,13 +41,18 @@ class RpcReply final : public TaskReply {
       if (!encoded) throw std::runtime_error(describe(encoded.error()));  // Answered as kInternal by the call.
     });
     metrics_.answered(direction_, nullptr);
-    if (meters_ != nullptr) meters_->answered(direction_, bytes_of(tensors));
+    const auto bytes = bytes_of(tensors);
+    metrics_.sent(direction_, bytes);
+    if (meters_ != nullptr) meters_->answered(direction_, bytes);
+    trace_.replied(std::chrono::steady_clock::now());
   }
 
   void fail(const Error& error) override {
+    if (error.code == Errc::kInvalidArgument) refusals_.note(call_.caller(), error);
     call_.fail(error);
     metrics_.answered(direction_, &error);
     if (meters_ != nullptr) meters_->failed(error);
+    trace_.failed(std::chrono::steady_clock::now(), error);
   }
 
   bool cancelled() const override { return call_.cancelled(); }
@@ -47,6 +62,8 @@ class RpcReply final : public TaskReply {
   Direction direction_;
   ServerMetrics& metrics_;
   ExpertMeters* meters_;
+  RefusalLog& refusals_;
+  CallTrace trace_;
 };
 
 std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -123,6 +140,7 @@ void CallHandler::handle(net::IncomingCall call) const {
       if (auto submitted = submit(call, direction); !submitted) {
         const auto error = submitted.error();
         metrics_.answered(direction, &error);
+        if (error.code == Errc::kInvalidArgument) refusals_.note(call.caller(), error);
         call.fail(error);
       }
       return;
@@ -184,16 +202,19 @@ Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net
   if (auto decoded = decode(call.reader(), direction, call.frame(), task); !decoded) return decoded;
   if (auto checked = check(expert->backend->schema(), direction, task); !checked) return checked;
   const auto bytes = bytes_of(task.inputs) + bytes_of(task.grad_outputs);
+  metrics_.received(direction, bytes);
   if (expert->meters != nullptr) expert->meters->received(direction, bytes);
   auto lease = reserve(*expert->backend, direction, task, bytes);
   if (!lease) return lease.error();
   task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();
   task.deadline = call.deadline();
-  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters);
+  CallTrace trace(trace_, expert->backend->uid_text(), direction, task.rng_seed, task.arrived);
+  auto reply =
+      std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters, refusals_, std::move(trace));
   auto* refused = reply.get();
   task.reply = std::move(reply);
-  if (auto accepted = runtime_.submit(expert, direction, task); !accepted) refused->fail(accepted.error());
+  if (auto accepted = runtimes_.of(*expert).submit(expert, direction, task); !accepted) refused->fail(accepted.error());
   return {};
 }
 

@@ -25,6 +25,8 @@ class TaskReply {
   TaskReply(const TaskReply&) = delete;
   TaskReply& operator=(const TaskReply&) = delete;
 
+  /// Its batch of `rows` rows of `tasks` tasks is computed from now on. Called by whoever computes.
+  virtual void started(TimePoint /*now*/, std::size_t /*tasks*/, std::int64_t /*rows*/) {}
   virtual void succeed(std::vector<at::Tensor> tensors) = 0;
   virtual void fail(const Error& error) = 0;
   /// Whether nobody waits any more. Checked before the device is asked.

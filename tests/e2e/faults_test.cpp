@@ -272,3 +272,27 @@ TEST_CASE("A signal ends a trainer after its step with status 0", "[e2e]") {
   CHECK(status->code == 0);
   CHECK(test::read_text(options.log_file).find("interrupted after") != std::string::npos);
 }
+
+TEST_CASE("A server that was killed leaves a trace of its calls that can be read", "[e2e][trace]") {
+  const auto directory = test_directory();
+  const auto file = directory.path() / "trace.json";
+  RunningNode server(directory.path(), "server", ffn_server("ffn.0.[0:1]", {"--trace-file", file.string()}));
+  RemoteExpert expert(Client::connect(ClientOptions().initial_endpoints({server.endpoint()})), "ffn.0.0");
+  expert->forward(torch::ones({3, kInputWidth})).sum().backward();
+  const auto parts = [&] {
+    std::vector<std::string> names;
+    const auto events = nlohmann::json::parse(dmoe::test::read_text(file), nullptr, false);
+    if (!events.is_array()) return names;  // It is being written.
+    for (const auto& event : events) {
+      if (event.value("ph", "") == "b") names.push_back(event["name"]);
+    }
+    return names;
+  };
+  REQUIRE(eventually([&] { return parts().size() >= 6; }));
+  server.process().send(SIGKILL);
+  REQUIRE(server.process().wait(patience_ends()).has_value());
+  const auto names = parts();
+  for (const char* name : {"queue ffn.0.0", "device ffn.0.0", "reply ffn.0.0"}) {
+    CHECK(std::count(names.begin(), names.end(), name) == 2);  // Forward and backward.
+  }
+}

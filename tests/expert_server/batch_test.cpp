@@ -235,3 +235,46 @@ TEST_CASE("expired and cancelled tasks are not part of a batch", "[pool]") {
   CHECK(pool.take_batch(std::chrono::steady_clock::now(), dropped).size() == 1);
   CHECK(dropped.size() == 2);
 }
+
+TEST_CASE("a3 what fails in a batch leaves its neighbours the bits and the step that they have without it",
+          "[batch][a3]") {
+  // One call's gradient overflows on its way back, another makes the expert throw.
+  const auto made = [](const at::Tensor& weight) {
+    return backend_of(std::make_unique<FunctionExpert>(
+        3,
+        [weight](const at::Tensor& x) {
+          if ((x.select(1, 0) == 13).any().item<bool>()) throw std::runtime_error("I fear 13");
+          return x * weight * 1e5;
+        },
+        std::vector<NamedTensor>{{"weight", weight}}));
+  };
+  Tensors inputs;
+  Tensors gradients;
+  for (int i = 0; i < 6; ++i) {
+    inputs.push_back(torch::randn({2, 3}));
+    gradients.push_back(1e-6 * torch::randn({2, 3}));
+  }
+  const auto run = [&](bool with_bad, std::vector<Outcome>& outcomes) {
+    const auto backend = made(torch::full({1}, 2.0).requires_grad_(true));
+    auto x = inputs;
+    auto g = gradients;
+    if (with_bad) {
+      x.push_back(torch::ones({2, 3}));
+      g.push_back(torch::full({2, 3}, 3e38));
+      x.push_back(torch::full({2, 3}, 13.0));
+      g.push_back(torch::ones({2, 3}));
+    }
+    Answers answers(x.size());
+    BatchMemory memory;
+    CHECK(execute_batch(*backend, Direction::kBackward, batch_of(answers, x, g), memory) == (with_bad ? 2 : 0));
+    for (std::size_t i = 0; i < x.size(); ++i) outcomes.push_back(answers[i]);
+    CHECK(backend->updates() == 1);
+    return backend->snapshot().parameters.at(0).tensor;
+  };
+  std::vector<Outcome> with;
+  std::vector<Outcome> without;
+  CHECK(same_bits(run(true, with), run(false, without)));
+  for (std::size_t i = 0; i < inputs.size(); ++i) CHECK(same_bits(with[i].value()[0], without[i].value()[0]));
+  CHECK(with[6].error().code == Errc::kInvalidArgument);
+  CHECK(with[7].error().message.find("I fear 13") != std::string::npos);
+}

@@ -34,7 +34,7 @@ std::string name_of(std::size_t i) { return "ffn." + std::to_string(i); }
 
 std::size_t resident_experts(ExpertHost& host) {
   std::size_t count = 0;
-  for (const auto& expert : host.table().all()) count += host.runtime().is_resident(*expert) ? 1 : 0;
+  for (const auto& expert : host.table().all()) count += host.runtimes().of(*expert).is_resident(*expert) ? 1 : 0;
   return count;
 }
 
@@ -42,7 +42,9 @@ Outcome call(ExpertHost& host, std::size_t i, const at::Tensor& x, bool backward
   Answers answers(1);
   auto task = backward ? answers.task(0, {x}, {torch::ones_like(x)}) : answers.task(0, {x});
   const auto queued =
-      host.runtime().submit(host.table().find(name_of(i)), backward ? Direction::kBackward : Direction::kForward, task);
+      host.runtimes()
+          .of(*host.table().find(name_of(i)))
+          .submit(host.table().find(name_of(i)), backward ? Direction::kBackward : Direction::kForward, task);
   if (!queued) return queued.error();
   if (!answers.wait_all()) return Error{Errc::kDeadlineExceeded, "no answer", {}};
   return answers[0];
@@ -129,7 +131,10 @@ TEST_CASE("what waits for an expert on disk is answered when the server stops", 
   Answers answers(12);
   for (std::size_t i = 0; i < 12; ++i) {
     auto task = answers.task(i, {torch::ones({1, 8})});
-    REQUIRE(host.runtime().submit(host.table().find(name_of(i % 3)), Direction::kForward, task).has_value());
+    REQUIRE(host.runtimes()
+                .of(*host.table().find(name_of(i % 3)))
+                .submit(host.table().find(name_of(i % 3)), Direction::kForward, task)
+                .has_value());
   }
   host.stop(0ms);
   CHECK(answers.wait_all());
