@@ -23,7 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kLostCalls = 0.1;
-constexpr double kPatienceFactor = 1.25;    ///< Where so much is lost, waiting is worth little.
 constexpr std::chrono::seconds kSettle{5};  ///< From the faults to the measurement.
 constexpr int kGradientChecks = 10;
 constexpr std::size_t kHangs = 2;   ///< Of the four servers.
@@ -201,7 +200,7 @@ void measure(const Mode& mode, const Options& options, Reporter& reporter) {
   torch::manual_seed(options.seed);
   const auto client =
       Client::connect(ClientOptions().initial_peers({"127.0.0.1:" + std::to_string(servers.first_port())}));
-  const DMoEOptions layer_options = four_servers::layer().straggler_patience(kPatienceFactor);
+  const DMoEOptions layer_options = four_servers::layer();
   DMoE layer(client, layer_options);
   Training training(layer, mode.in_flight);
   const double seconds = options.seconds * 5;

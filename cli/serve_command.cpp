@@ -30,7 +30,9 @@ ReadyLine describe_server(const expert_server::Server& server, const expert_serv
 
 /// What another machine runs to host more of the same grid.
 std::string join_command(const ServeOptions& options) {
-  std::string text = "dmoe serve " + shell_word(options.pattern);
+  // Where experts are claimed at random, there are others to claim.
+  std::string text =
+      "dmoe serve " + shell_word(options.num_experts > 0 ? options.pattern : pattern_beside(options.pattern));
   if (options.num_experts > 0) text += " --num-experts " + std::to_string(options.num_experts);
   text += options.expert_script.empty() ? " --expert " + options.expert.architecture
                                         : " --expert-script " + shell_word(options.expert_script);

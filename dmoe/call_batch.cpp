@@ -130,11 +130,14 @@ net::CallSpec CallBatch::spec_of(std::size_t index) {
 std::vector<Answer> CallBatch::wait(TimePoint until) {
   std::vector<std::pair<std::size_t, Result<net::IncomingReply>>> replies;
   const auto start = Clock::now();
-  {
-    std::unique_lock lock(inbox_->mutex);
-    inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
-    replies.swap(inbox_->replies);
-  }
+  do {
+    {
+      std::unique_lock lock(inbox_->mutex);
+      inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
+      replies.swap(inbox_->replies);
+    }
+    std::erase_if(replies, [this](const auto& reply) { return calls_[reply.first].given_up; });
+  } while (replies.empty() && outstanding_ > 0 && Clock::now() < until);
   const auto now = Clock::now();
   blocked_ += now - start;
   std::vector<Answer> answers;
@@ -167,13 +170,18 @@ Result<std::vector<at::Tensor>> CallBatch::decode(std::size_t index, const Resul
   return tensors;
 }
 
+void CallBatch::give_up(std::size_t index) {
+  auto& sent = calls_[index];
+  rpc_.cancel(sent.id);
+  sent.answered = Clock::now();
+  sent.given_up = true;
+  --outstanding_;
+  if (trace_ != nullptr) trace(index, "given up");
+}
+
 void CallBatch::cancel_rest() {
-  if (outstanding_ == 0) return;
-  for (std::size_t i = 0; i < calls_.size(); ++i) {
-    if (calls_[i].answered || calls_[i].cancelled) continue;
-    rpc_.cancel(calls_[i].id);
-    calls_[i].cancelled = true;
-    if (trace_ != nullptr) trace(i, "given up");
+  for (std::size_t i = 0; i < calls_.size() && outstanding_ > 0; ++i) {
+    if (is_outstanding(i)) give_up(i);
   }
 }
 

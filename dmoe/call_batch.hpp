@@ -60,12 +60,15 @@ class CallBatch {
   std::vector<Answer> wait(TimePoint until);
   /// Gives up what is in flight; the servers are told.
   void cancel_rest();
+  /// Gives up one call: its answer, should it come, is not given by `wait`. @pre it is outstanding
+  void give_up(std::size_t index);
 
   std::size_t size() const noexcept { return calls_.size(); }
   std::size_t outstanding() const noexcept { return outstanding_; }
   std::uint64_t frames() const noexcept { return frames_; }
   const ExpertCall& call(std::size_t index) const { return calls_[index].call; }
   bool is_outstanding(std::size_t index) const { return !calls_[index].answered; }
+  bool is_given_up(std::size_t index) const { return calls_[index].given_up; }
   TimePoint sent(std::size_t index) const { return calls_[index].sent; }
   /// From sending to the answer, or until now.
   std::chrono::nanoseconds waited(std::size_t index) const;
@@ -79,10 +82,10 @@ class CallBatch {
     ExpertCall call;
     net::CallId id = 0;
     TimePoint sent;
-    std::optional<TimePoint> answered;
+    std::optional<TimePoint> answered;  // Or given up.
     std::uint64_t bytes_sent = 0;  // Of tensors, as they travel.
     std::uint64_t bytes_received = 0;
-    bool cancelled = false;
+    bool given_up = false;
   };
   struct Inbox {
     std::mutex mutex;

@@ -188,7 +188,7 @@ std::size_t Client::max_frame_bytes() const noexcept { return impl_->max_frame_b
 UsualTimes& Client::usual_times(bool backward) noexcept { return impl_->usual_times(backward); }
 ServerHealth& Client::health() noexcept { return impl_->health(); }
 ServerFormats& Client::formats() noexcept { return impl_->formats(); }
-CallTimes& Client::call_times() noexcept { return impl_->call_times(); }
+HedgeBudget& Client::hedge_budget() noexcept { return impl_->hedge_budget(); }
 net::TraceFile* Client::trace() noexcept { return impl_->trace(); }
 
 std::shared_ptr<gating::BeamSearch> Client::beam_search(const std::string& grid,

@@ -30,7 +30,7 @@ class BeamSearch;
 class ServerFormats;
 class ServerHealth;
 class UsualTimes;
-class CallTimes;
+class HedgeBudget;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
 class ClientOptions {
@@ -109,8 +109,8 @@ class Client {
   ServerFormats& formats() noexcept;
   /// How long experts usually take, by direction. Shared by all layers.
   UsualTimes& usual_times(bool backward) noexcept;
-  /// How long experts usually take. Shared by all layers.
-  CallTimes& call_times() noexcept;
+  /// Extra calls that may be made beside slow ones. Shared by all layers.
+  HedgeBudget& hedge_budget() noexcept;
   /// Null without trace_file.
   net::TraceFile* trace() noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.

@@ -1,9 +1,9 @@
 // The inside of Client: its thread, connections and shared knowledge. Private to dmoe/.
 #pragma once
 
-#include "dmoe/call_times.hpp"
 #include "dmoe/client.hpp"
 #include "dmoe/server_formats.hpp"
+#include "dmoe/hedge_budget.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/usual_times.hpp"
 #include "gating/beam_search.hpp"
@@ -39,7 +39,7 @@ class Client::Impl {
   ServerHealth& health() noexcept { return health_; }
   ServerFormats& formats() noexcept { return formats_; }
   UsualTimes& usual_times(bool backward) noexcept { return backward ? backward_times_ : forward_times_; }
-  CallTimes& call_times() noexcept { return call_times_; }
+  HedgeBudget& hedge_budget() noexcept { return hedge_budget_; }
   net::TraceFile* trace() noexcept { return trace_.get(); }
   dht::PrefixResolver& resolver() noexcept { return *resolver_; }
   std::size_t max_frame_bytes() const noexcept { return max_frame_bytes_; }
@@ -58,7 +58,7 @@ class Client::Impl {
   ServerFormats formats_;
   UsualTimes forward_times_;
   UsualTimes backward_times_;
-  CallTimes call_times_;
+  HedgeBudget hedge_budget_;
   std::shared_ptr<dht::PrefixResolver> resolver_;  // Shared with the beam searches.
   std::function<void()> stop_directory_;
   std::mutex mutex_;

@@ -52,7 +52,8 @@ struct DMoEOptions {
   /// How long stragglers are waited for at most once every row has k_min answers.
   TORCH_ARG(std::chrono::milliseconds, timeout_after_k_min) = std::chrono::milliseconds(1'000);
   /// Then a straggler is waited for only so many times as long as its expert usually takes, or as the slowest answer of
-  /// this pass took. 0: all of timeout_after_k_min.
+  /// this pass took. While rows have fewer than k_min answers, a call that took longer than that and than
+  /// timeout_after_k_min is given up: in forward its rows get their next best experts. 0: all of the times above.
   TORCH_ARG(double, straggler_patience) = 3.0;
   /// Rows below k_min become zeros instead of an error.
   TORCH_ARG(bool, allow_zero_outputs) = false;

@@ -1,9 +1,10 @@
 #include "dmoe/forward_pass.hpp"
 
-#include "dmoe/call_times.hpp"
 #include "dmoe/fresh_seed.hpp"
+#include "dmoe/hedge_budget.hpp"
 #include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 #include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
@@ -22,6 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint8_t kMaxReplacements =
     3;  ///< Per row: where so much fails, the time is better spent on the next step.
+/// No call is slow that waited less: it may be this machine that was busy. And only one that takes twice as long as 95
+/// of 100: one in twenty is above that percentile, and an extra call beside each of those would help little.
+constexpr std::chrono::milliseconds kLeastHedged{20};
 constexpr std::int64_t kMaxRowsPerCall = 4'096;  ///< What servers take at most by default.
 
 std::string shape_text(at::IntArrayRef sizes) {
@@ -195,7 +199,7 @@ void ForwardPass::hedge_slow() {
   std::vector<std::pair<std::size_t, std::uint32_t>> order;
   for (const auto& [expert, count] : experts) order.emplace_back(count, expert);
   std::sort(order.begin(), order.end(), std::greater<>());
-  const auto granted = client_.call_times().spend(order.size());
+  const auto granted = client_.hedge_budget().spend(order.size());
   for (std::size_t i = granted; i < order.size(); ++i) experts.erase(order[i].second);
   std::erase_if(assignments, [&](const auto& assignment) { return experts.count(assignment.expert) == 0; });
   hedged_calls_ += granted;
@@ -280,11 +284,11 @@ void ForwardPass::launch(std::vector<Assignment> assignments, const gating::Beam
   pass_.send(std::move(calls));
   hedge_at_.resize(places_.size(), CallBatch::TimePoint::max());
   if (hedge || options_.hedge_share() <= 0) return;
-  auto& times = client_.call_times();
-  times.earn(places_.size() - first, options_.hedge_share());
+  client_.hedge_budget().earn(places_.size() - first, options_.hedge_share());
+  const auto& batch = pass_.batch();
   for (auto call = first; call < places_.size(); ++call) {
-    const auto& batch = pass_.batch();
-    if (const auto slow = times.slow_after(batch.call(call).uid)) hedge_at_[call] = batch.sent(call) + *slow;
+    const auto time = client_.usual_times(/*backward=*/false).at_most(batch.call(call).uid);
+    if (time) hedge_at_[call] = batch.sent(call) + std::max<std::chrono::nanoseconds>(2 * *time, kLeastHedged);
   }
 }
 
@@ -317,8 +321,6 @@ Result<void> ForwardPass::accept(std::size_t call, const std::vector<at::Tensor>
   const std::size_t row_bytes = answer.nbytes() / places.size();
   const auto* source = static_cast<const char*>(answer.data_ptr());
   auto* target = static_cast<char*>(outputs_.data_ptr());
-  const auto& batch = pass_.batch();
-  if (options_.hedge_share() > 0) client_.call_times().answered(batch.call(call).uid, batch.waited(call));
   for (std::size_t i = 0; i < places.size(); ++i) {
     auto& place = at(places[i]);
     const auto row = places[i] / k_;
@@ -330,7 +332,7 @@ Result<void> ForwardPass::accept(std::size_t call, const std::vector<at::Tensor>
     const auto index = static_cast<std::size_t>(places[i]);
     std::memcpy(target + index * row_bytes, source + i * row_bytes, row_bytes);
     place.winner = static_cast<std::int32_t>(call);
-    set_cell(index, batch.call(call).uid);
+    set_cell(index, pass_.batch().call(call).uid);
     --open_places_;
     quorum_.answer(row);
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace dmoe {
 
@@ -29,32 +30,32 @@ void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   while (batch_.outstanding() > 0 && !abandoned_ && !settled()) {
     const auto last = end(quorum);
     auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
-    if (!answers.empty()) {
-      for (auto& answer : answers) take(answer, events);
-      if (events.after_answers) events.after_answers();
-    } else if (Clock::now() >= last) {
-      break;
-    } else if (events.on_alarm) {
-      events.on_alarm();
+    if (answers.empty() && Clock::now() < last) {
+      if (events.on_alarm) events.on_alarm();
+      continue;
     }
+    for (auto& answer : answers) take(answer, events);
+    if (answers.empty()) {
+      if (quorum.met() || Clock::now() >= limits_.deadline) break;
+      give_up_rest(events, false);  // Rows wait for answers that will hardly come: the time left is for others.
+    }
+    if (events.after_answers) events.after_answers();
   }
-  if (batch_.outstanding() == 0) return;
-  const bool useless = settled();
-  if (!useless) lost_ = Clock::now() - last_useful_;
-  batch_.cancel_rest();
-  fail_rest(events, useless);
+  if (batch_.outstanding() > 0) give_up_rest(events, settled());
 }
 
 CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
-  if (!quorum.met()) return limits_.deadline;
+  if (!quorum.met()) {
+    return limits_.patience > 0 ? std::min(limits_.deadline, end_of_patience(limits_.grace)) : limits_.deadline;
+  }
   if (!end_of_grace_) end_of_grace_ = Clock::now() + limits_.grace;
   const auto end = std::min(*end_of_grace_, limits_.deadline);
-  return limits_.patience > 0 ? std::min(end, end_of_patience()) : end;
+  return limits_.patience > 0 ? std::min(end, end_of_patience(kLeastPatience)) : end;
 }
 
 /// When every call that is out has taken longer than it should, by what its expert usually takes and by what others
 /// took this time: where all are slower than usual, all are waited for. An expert of which little is known is.
-CallBatch::TimePoint Pass::end_of_patience() {
+CallBatch::TimePoint Pass::end_of_patience(std::chrono::milliseconds least) {
   for (auto i = usual_.size(); i < batch_.size(); ++i) {  // Asked once per call: this is called after every answer.
     const auto& call = batch_.call(i);
     usual_.push_back(client_.usual_times(!call.grad_outputs.empty()).usual(call.uid));
@@ -64,7 +65,8 @@ CallBatch::TimePoint Pass::end_of_patience() {
     if (!batch_.is_outstanding(i)) continue;
     if (!usual_[i]) return CallBatch::TimePoint::max();
     const std::chrono::duration<double, std::nano> enough(std::max(*usual_[i], slowest_answer_) * limits_.patience);
-    end = std::max(end, batch_.sent(i) + std::chrono::ceil<std::chrono::nanoseconds>(enough) + kLeastPatience);
+    const auto rounded = std::chrono::ceil<std::chrono::nanoseconds>(enough) + kLeastPatience;
+    end = std::max(end, batch_.sent(i) + std::max<std::chrono::nanoseconds>(rounded, least));
   }
   return end;
 }
@@ -89,7 +91,8 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   events.on_failure(answer.call);
 }
 
-void Pass::fail_rest(const PassEvents& events, bool settled) {
+void Pass::give_up_rest(const PassEvents& events, bool settled) {
+  if (!settled) lost_ += Clock::now() - std::exchange(last_useful_, Clock::now());
   std::vector<std::size_t> rest;
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
@@ -101,13 +104,18 @@ void Pass::fail_rest(const PassEvents& events, bool settled) {
   }
   if (settled) superseded_ = rest.size();
   if (!abandoned_) blame_silent();
-  for (const auto i : rest) events.on_failure(i);
+  for (const auto i : rest) {
+    batch_.give_up(i);
+    events.on_failure(i);
+  }
 }
 
 /// A server that answered something is alive, so only its late experts are left alone.
 void Pass::blame_silent() {
   std::map<net::PeerId, bool> answered;
-  for (std::size_t i = 0; i < batch_.size(); ++i) answered[batch_.call(i).server->peer] |= !batch_.is_outstanding(i);
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    answered[batch_.call(i).server->peer] |= !batch_.is_outstanding(i) && !batch_.is_given_up(i);
+  }
   std::set<net::PeerId> said;  // That they answered nothing: once is enough.
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;

@@ -18,7 +18,9 @@ namespace dmoe {
 struct PassLimits {
   CallBatch::TimePoint deadline;
   std::chrono::milliseconds grace{0};  ///< After every row has what it needs.
-  double patience = 0;  ///< Then, times what a call usually takes: it is not waited for longer. 0: all of `grace`.
+  /// Then, times what a call usually takes: it is not waited for longer. Before, a call that also took longer than
+  /// `grace` is given up, so that others may be asked. 0: all of `grace`, and of the deadline.
+  double patience = 0;
 };
 
 /// What a pass does with its calls. Called on the thread of `Pass::run`.
@@ -50,7 +52,8 @@ class Pass {
   void send(std::vector<ExpertCall> calls);
 
   /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded, or as
-  /// kCancelled and not as failed when they were settled otherwise.
+  /// kCancelled and not as failed when they were settled otherwise. Calls that are overdue while rows need more answers
+  /// are given up before: then `after_answers` may send others.
   void run(const RowQuorum& quorum, const PassEvents& events);
 
   /// Ends `run` early, from one of its functions.
@@ -65,9 +68,9 @@ class Pass {
 
  private:
   CallBatch::TimePoint end(const RowQuorum& quorum);
-  CallBatch::TimePoint end_of_patience();
+  CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least);
   void take(Answer& answer, const PassEvents& events);
-  void fail_rest(const PassEvents& events, bool settled);
+  void give_up_rest(const PassEvents& events, bool settled);
   void blame_silent();
   bool is_conspicuous(std::size_t call) const;
 

@@ -34,8 +34,8 @@ class CallHandler {
   Runtimes& runtimes_;
   ServerMetrics& metrics_;
   std::shared_ptr<MemoryBudget> budget_;
-  mutable RefusalLog refusals_;
   std::shared_ptr<net::TraceFile> trace_;  // Shared with calls in flight.
+  mutable RefusalLog refusals_;
 };
 
 }  // namespace dmoe::expert_server

@@ -1,6 +1,6 @@
 // A call that takes much longer than usual gets company.
-#include "dmoe/call_times.hpp"
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 #include "gating/ban_list.hpp"
 #include "tests/dmoe/swarm.hpp"
 #include "tests/support/catch.hpp"
@@ -20,14 +20,12 @@ using test::Swarm;
 /// Waits for the second answer longer than any test takes.
 DMoEOptions patient(Swarm& swarm) { return swarm.options().k_best(2).straggler_patience(0); }
 
-/// Enough forward passes for every expert's usual time to be known, and for extra calls to be earned.
+/// Enough forward passes for its experts' usual times to be known, and for extra calls to be earned.
 void get_used_to(Swarm& swarm, DMoE& layer, const torch::Tensor& input) {
   const torch::NoGradGuard no_grad;
-  const auto known = [&](const ExpertUid& uid) { return swarm.client()->call_times().slow_after(uid).has_value(); };
   for (int i = 0; i < 200; ++i) (void)layer->forward(input);
-  for (const auto& uid : swarm.experts()) {
-    const bool called = swarm.host_of(uid).forwards(uid) >= CallTimes::kEnough;
-    if (called) REQUIRE(known(uid));
+  for (const auto& call : layer->last_call()) {
+    REQUIRE(swarm.client()->usual_times(/*backward=*/false).at_most(call.uid).has_value());
   }
 }
 

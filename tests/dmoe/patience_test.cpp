@@ -53,6 +53,22 @@ TEST_CASE("an expert that stops to answer does not hold up passes for all of the
   CHECK(layer->stats().failed(Errc::kDeadlineExceeded) == 2);
 }
 
+TEST_CASE("rows whose only expert stops to answer get the next best one before the deadline", "[dmoe][b25]") {
+  Swarm swarm(1, {4}, 4);
+  auto layer =
+      swarm.layer(swarm.options().k_best(1).forward_timeout(24h).backward_timeout(24h).timeout_after_k_min(100ms));
+  const auto input = random_input(1, 4);
+  const auto best = test::ranked(layer, input[0], swarm.experts());
+  for (std::size_t i = 0; i < UsualTimes::kEnough; ++i) layer->forward(input).sum().backward();
+  swarm.host(0).set_fault(best[0], Fault::kNone, Fault::kSilent);
+  layer->forward(input).sum().backward();  // Nobody else can give this gradient: it is zero, and the pass ends.
+  CHECK(layer->stats().failed(Errc::kDeadlineExceeded) == 1);
+  swarm.host(0).set_fault(best[0], Fault::kSilent, Fault::kSilent);
+  const auto output = layer->forward(input);
+  CHECK(torch::allclose(output[0], swarm.local(best[1], input[0]), 1e-9, 1e-12));
+  CHECK(layer->stats().rows_dropped == 0);
+}
+
 TEST_CASE("an expert that always takes longer than others is waited for", "[dmoe][c20]") {
   Swarm swarm(2, {4}, 4);
   auto layer = swarm.layer(swarm.options().k_best(4).straggler_patience(20));
