@@ -83,7 +83,7 @@ class CallBatch {
     net::CallId id = 0;
     TimePoint sent;
     std::optional<TimePoint> answered;  // Or given up.
-    std::uint64_t bytes_sent = 0;  // Of tensors, as they travel.
+    std::uint64_t bytes_sent = 0;       // Of tensors, as they travel.
     std::uint64_t bytes_received = 0;
     bool given_up = false;
   };

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "dmoe/client.hpp"
-#include "dmoe/server_formats.hpp"
 #include "dmoe/hedge_budget.hpp"
+#include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/usual_times.hpp"
 #include "gating/beam_search.hpp"
