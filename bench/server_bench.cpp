@@ -131,7 +131,7 @@ void measure_nop(const Options& options, Reporter& reporter) {
   const auto server = serve(expert, "nop.[0:1]", 1);
   ClientThread thread;
   ExpertClient client(thread, server->port());
-  const auto floor = tcp_echo(4UL * kHidden, std::chrono::duration<double>(options.seconds));
+  const auto floor = tcp_echo(4UL * kHidden, 1, std::chrono::duration<double>(options.seconds));
   const auto x = torch::randn({1, kHidden});
   std::vector<double> samples;
   client.forward("nop.0", x);

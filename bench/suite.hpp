@@ -43,6 +43,7 @@ using Suite = std::function<void(const Options&, Reporter&)>;
 // Each in its own file, <name>_bench.cpp. A suite measures its own baseline in the same run, and throws
 // std::runtime_error when it cannot measure what its fields say.
 void rpc_suite(const Options& options, Reporter& reporter);
+void connections_suite(const Options& options, Reporter& reporter);
 void server_suite(const Options& options, Reporter& reporter);
 void batching_suite(const Options& options, Reporter& reporter);
 void hosting_suite(const Options& options, Reporter& reporter);
@@ -50,6 +51,7 @@ void checkpoint_suite(const Options& options, Reporter& reporter);
 void dht_suite(const Options& options, Reporter& reporter);
 void dht_sim_suite(const Options& options, Reporter& reporter);
 void beam_suite(const Options& options, Reporter& reporter);
+void compression_suite(const Options& options, Reporter& reporter);
 void layer_suite(const Options& options, Reporter& reporter);
 void latency_suite(const Options& options, Reporter& reporter);
 void failures_suite(const Options& options, Reporter& reporter);

@@ -1,5 +1,6 @@
 #include "cli/dht_client.hpp"
 
+#include "dht/asio_address.hpp"
 #include "dht/node.hpp"
 
 #include <boost/asio/ip/udp.hpp>
@@ -12,11 +13,6 @@ namespace dmoe::cli {
 namespace {
 
 namespace asio = boost::asio;
-
-dht::Address to_dht_address(const asio::ip::udp::endpoint& endpoint) {
-  if (endpoint.address().is_v4()) return dht::Address::v4(endpoint.address().to_v4().to_uint(), endpoint.port());
-  return {endpoint.address().to_v6().to_bytes(), endpoint.port()};
-}
 
 /// What `start` hands to its callback. `start` may keep the callback beyond this call's end.
 template <class Value, class Start>
@@ -110,7 +106,7 @@ Result<std::vector<dht::Address>> resolve(const net::Endpoint& endpoint) {
   }
   std::vector<dht::Address> addresses;
   for (const auto& entry : found) {
-    const dht::Address address = to_dht_address(entry.endpoint());
+    const dht::Address address = dht::to_address(entry.endpoint());
     if (std::find(addresses.begin(), addresses.end(), address) == addresses.end()) addresses.push_back(address);
   }
   return addresses;

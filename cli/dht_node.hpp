@@ -4,6 +4,7 @@
 #include "cli/io_thread.hpp"
 
 #include "dht/service.hpp"
+#include "expert_server/dht_status.hpp"
 #include "net/error.hpp"
 #include "net/identity.hpp"
 #include "net/metrics.hpp"
@@ -12,8 +13,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <string>
 
 namespace dmoe::cli {
 
@@ -36,23 +35,13 @@ class DhtNode {
   void stop();
 
  private:
-  DhtNode();
+  explicit DhtNode(const net::Identity& identity);
   Result<void> bind(const net::Identity& identity, dht::ServiceOptions options);
   void add_routes();
-  dht::ServiceStats refresh_stats();
-  void refresh_metrics();
-  net::HttpResponse describe();
 
-  /// The latest snapshot: the node's strand writes it, routes read it. Shared with snapshots under way.
-  struct Stats {
-    std::mutex mutex;
-    dht::ServiceStats latest;
-  };
-
-  std::string peer_id_;
   std::atomic<bool> ready_{false};
   net::Metrics metrics_;
-  const std::shared_ptr<Stats> stats_ = std::make_shared<Stats>();
+  expert_server::DhtStatus status_;
   IoThread io_;  // Ends before what its handlers use, after what runs on it.
   std::unique_ptr<net::RpcServer> http_;
   std::unique_ptr<dht::Service> service_;

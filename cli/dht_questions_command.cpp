@@ -77,7 +77,7 @@ struct NodeFacts {
   std::optional<std::uint64_t> datagrams_refused;
 };
 
-/// What `dmoe dht run` tells at /api/v1/dht; nothing when the answer is another program's, or an expert server's.
+/// What `dmoe dht run` and `dmoe serve` tell at /api/v1/dht; nothing when the answer is another program's.
 std::optional<NodeFacts> own_facts(const QuestionOptions& options, const net::Endpoint& node) {
   const auto answer = http_get(node, "/api/v1/dht", to_milliseconds(options.timeout));
   if (!answer || answer->status != 200) return std::nullopt;
@@ -96,7 +96,7 @@ std::optional<NodeFacts> own_facts(const QuestionOptions& options, const net::En
   }
 }
 
-/// What a client learns that joins through the node: for nodes without /api/v1/dht.
+/// What a client learns that joins through the node: where nobody answers at /api/v1/dht.
 Result<NodeFacts> seen_from_outside(const QuestionOptions& options, const net::Endpoint& node) {
   auto client = DhtClient::start(net::Identity::generate(), {node}, to_milliseconds(options.timeout));
   if (!client) return client.error();
@@ -193,9 +193,11 @@ void add_dht_questions(CLI::App& dht, Selection& selection) {
   add_question(*stats_command, *about);
   stats_command->footer(
       "Example: dmoe dht stats 203.0.113.5:4040 --json\n"
-      "A 'dmoe dht run' node tells this itself (GET /api/v1/dht on its TCP port). Of any other node, and of one whose "
-      "TCP "
-      "port is closed, it is shown what a client sees that joins through it; what that cannot know is n/a (null).");
+      "'dmoe dht run' and 'dmoe serve' tell this themselves (GET /api/v1/dht on the TCP port). Of any other node, and "
+      "of "
+      "one whose TCP port is closed, it is shown what a client sees that joins through it; what that cannot know is "
+      "n/a "
+      "(null).");
   stats_command->callback([about, &selection] {
     selection.command = "dht stats";
     selection.run = [about] { return stats(*about); };

@@ -112,6 +112,20 @@ Outcome run_node(const NetworkOptions& options) {
   return done();
 }
 
+/// An option that `dht run` has and `command` has not was taken for the node's, which does not run. One from the
+/// configuration file's [dht] is for the node, and stays unsaid.
+void refuse_options_of_run(const CLI::App& dht, const CLI::App& command, Selection& selection) {
+  for (const CLI::Option* given : dht.parse_order()) {
+    const std::string name = given->get_name();
+    if (name == "--initial-peers") continue;
+    selection.run = [name, command = command.get_name()] {
+      return wrong_use(name + " is an option of 'dmoe dht run', and 'dmoe dht " + command +
+                       "' runs no node; leave it out");
+    };
+    return;
+  }
+}
+
 }  // namespace
 
 void add_dht_run(CLI::App& dht, const std::shared_ptr<NetworkOptions>& network, Selection& selection) {
@@ -123,7 +137,10 @@ void add_dht_run(CLI::App& dht, const std::shared_ptr<NetworkOptions>& network, 
     command->footer("Example: dmoe dht run --listen 0.0.0.0:4040 --announce 203.0.113.5:4040");
     command->callback([network, &dht, run, &selection] {
       const auto chosen = dht.get_subcommands();
-      if (!chosen.empty() && chosen.front() != run) return;  // Called for `dht put` and the like, after theirs.
+      if (!chosen.empty() && chosen.front() != run) {  // Called for `dht put` and the like, after theirs.
+        refuse_options_of_run(dht, *chosen.front(), selection);
+        return;
+      }
       selection.command = "dht run";
       selection.run = [network] { return run_node(*network); };
     });

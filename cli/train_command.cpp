@@ -40,6 +40,7 @@ struct TrainOptions {
   double forward_timeout = 5;
   double backward_timeout = 5;
   double timeout_after_k_min = 1;
+  std::string compression = "none";
   double patience = 30;
   std::string data = kDefaultDataDirectory;
   std::int64_t steps = 1'000;
@@ -57,6 +58,7 @@ DMoEOptions layer_options(const TrainOptions& options) {
       .k_best(options.k_best)
       .k_min(options.k_min)
       .backward_k_min(options.k_min)
+      .compression(parse_compression(options.compression).value())
       .forward_timeout(to_milliseconds(options.forward_timeout))
       .backward_timeout(to_milliseconds(options.backward_timeout))
       .timeout_after_k_min(to_milliseconds(options.timeout_after_k_min));
@@ -192,6 +194,17 @@ void add_layer_options(CLI::App& command, TrainOptions& options) {
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(1, 256, "1"));
+  command
+      .add_option("--compression", options.compression,
+                  "How values travel to the experts and back: none, float16, bfloat16 or int8")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            const auto known = parse_compression(text);
+            return known ? std::string{} : known.error().message;
+          },
+          "", ""));
   const auto seconds = [&](const char* name, double& value, const char* about) {
     command.add_option(name, value, about)
         ->type_name("SECONDS")

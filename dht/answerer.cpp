@@ -11,6 +11,9 @@ constexpr std::size_t kMaxAssembliesPerAddress = 16;
 constexpr std::chrono::seconds kAssemblyLife{15};
 constexpr std::size_t kMaxChallenges = 16;
 constexpr std::chrono::minutes kHeardLately{2};  // Who is asked to knock should be there.
+constexpr std::size_t kMaxDialling = 16;         // TCP connections being opened for others.
+constexpr std::size_t kDialsPerMinute = 8;       // To one host: two askers at each heartbeat of theirs.
+constexpr std::size_t kMaxDialled = 1'024;
 constexpr std::size_t kMaxAllowances = 4'096;
 constexpr std::size_t kFewAllowances = 512;
 // Tokens a host gets a second, and may save up. A signature costs one: 36 us here.
@@ -54,7 +57,7 @@ bool Answerer::identity_is_elsewhere(const Address& source, const wire::Message&
 }
 
 void Answerer::answer(const Address& source, const wire::Message& message, std::size_t size,
-                      std::optional<Address> conflict, std::optional<bool> knocked) {
+                      std::optional<Address> conflict, std::optional<wire::Ack> probed) {
   const TimePoint now = core_.clock.now();
   const bool trusted = core_.jar.valid(message.cookie, source, now);
   const std::size_t limit = trusted ? kMaxDatagram : std::min(size, kMaxDatagram);
@@ -80,11 +83,12 @@ void Answerer::answer(const Address& source, const wire::Message& message, std::
       reply.acks = {trusted && knock(source, *probe) ? wire::Ack::kStored : wire::Ack::kFull};
     } else if (!trusted) {
       reply.acks = {wire::Ack::kBadCookie};
-    } else if (knocked) {
-      reply.acks = {*knocked ? wire::Ack::kStored : wire::Ack::kFull};
+    } else if (probed) {
+      reply.acks = {*probed};
     } else {
-      return ask_for_knock(source, *probe,
-                           [this, source, message, size](bool done) { answer(source, message, size, {}, done); });
+      const auto done = [this, source, message, size](wire::Ack ack) { answer(source, message, size, {}, ack); };
+      return probe->stage == wire::Probe::Stage::kDial ? dial(source, *probe, done)
+                                                       : ask_for_knock(source, *probe, done);
     }
   }
 
@@ -139,6 +143,32 @@ void Answerer::add_proof(const Address& source, const wire::Message& message, wi
   reply.proof = core_.signer.sign(wire::proof_message(message.transaction, message.sender));
 }
 
+/// Which records there are, so that the asker knows which it has from others. They may take a record's place.
+/// @return how many bytes more the reply takes; may be less than nothing.
+std::ptrdiff_t Answerer::add_tags(const Key& key, std::size_t room, TimePoint now, wire::KeyRecords& found) {
+  const std::size_t size = (found.total * sizeof(std::uint16_t) + 7) / 8 * 8;
+  std::ptrdiff_t more = 0;
+  if (size > room) {
+    if (found.records.size() < 2) return 0;
+    more -= static_cast<std::ptrdiff_t>(wire::record_size(found.records.back()));
+    if (size > room + static_cast<std::size_t>(-more)) return 0;
+    found.records.pop_back();
+  }
+  core_.store.visit(key, now, 0, [&](const LiveRecord& live) {
+    found.tags.push_back(record_tag(live.record));
+    return true;
+  });
+  if (found.tags.size() == found.total) return more + static_cast<std::ptrdiff_t>(size);
+  found.tags.clear();
+  return more;
+}
+
+/// Whoever asks all holders of a key has each begin elsewhere: together their first pages are most of its records.
+std::size_t Answerer::first_record(const wire::Find& find, std::size_t index, TimePoint now) {
+  const std::size_t total = core_.store.visit(find.keys[index], now, SIZE_MAX, [](const LiveRecord&) { return false; });
+  return total * find.turns[index] / 256;
+}
+
 std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std::size_t& room, wire::Reply& reply,
                                   bool& fits) {
   wire::KeyRecords found;
@@ -148,7 +178,8 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
   std::size_t in_reply = 0;
   for (const wire::KeyRecords& earlier : reply.found) in_reply += earlier.records.size();
   const TimePoint now = core_.clock.now();
-  const std::size_t total = core_.store.visit(find.keys[index], now, find.from, [&](const LiveRecord& live) {
+  bool full = false;
+  const auto take = [&](const LiveRecord& live) {
     wire::TravellingRecord travelling{live.record, 0, static_cast<std::uint32_t>(live.record.value.size())};
     // One millisecond less at each hop: lifetimes shrink on their way, never grow.
     const auto left = std::chrono::floor<std::chrono::milliseconds>(live.deadline - now).count() - 1;
@@ -156,16 +187,27 @@ std::size_t Answerer::add_records(const wire::Find& find, std::size_t index, std
     travelling.remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left, live.record.max_ttl_ms));
     if (wire::record_size(travelling) > wire::kMaxInlineRecord) travelling.record.value.clear();
     const std::size_t size = wire::record_size(travelling);
-    if (used + size > (found.records.empty() ? room : share) ||
-        in_reply + found.records.size() >= wire::kMaxRecordsPerDatagram)
-      return false;
+    full = used + size > (found.records.empty() ? room : share) ||
+           in_reply + found.records.size() >= wire::kMaxRecordsPerDatagram;
+    if (full) return false;
     used += size;
     found.records.push_back(std::move(travelling));
     return true;
-  });
-  fits = total <= find.from || !found.records.empty();
+  };
+  const std::size_t start = find.turns.empty() ? find.from : first_record(find, index, now);
+  const std::size_t total = core_.store.visit(find.keys[index], now, start, take);
+  if (find.from == 0 && start != 0 && !full) {  // Round to where it began.
+    std::size_t left = start;
+    core_.store.visit(find.keys[index], now, 0, [&](const LiveRecord& live) { return left-- != 0 && take(live); });
+  }
+  fits = total <= start || !found.records.empty();
   if (found.records.empty()) return total;
+  found.from = static_cast<std::uint32_t>(start);
   found.total = static_cast<std::uint32_t>(total);
+  if (full && !find.turns.empty() && total <= wire::kMaxTags) {
+    used = static_cast<std::size_t>(static_cast<std::ptrdiff_t>(used) +
+                                    add_tags(find.keys[index], room - used, now, found));
+  }
   room -= used;
   reply.found.push_back(std::move(found));
   return total;
@@ -366,14 +408,14 @@ void Answerer::answer_fetch(const wire::Fetch& fetch, std::size_t room, wire::Re
 }
 
 /// Dial-back: whoever asks is reached by a third node, which it has not contacted. Only its own IP address is dialled.
-void Answerer::ask_for_knock(const Address& source, const wire::Probe& probe, std::function<void(bool)> done) {
+void Answerer::ask_for_knock(const Address& source, const wire::Probe& probe, std::function<void(wire::Ack)> done) {
   const TimePoint now = core_.clock.now();
   std::vector<Contact> others = core_.table.contacts();
   std::erase_if(others, [&](const Contact& contact) {
     const bool same_host = contact.address.host() == source.host() && !source.is_loopback();
     return same_host || contact.address == source || now - contact.last_heard > kHeardLately;
   });
-  if (core_.client || others.empty() || !spend(source, kBadSignatureCost)) return done(false);
+  if (core_.client || others.empty() || !spend(source, kBadSignatureCost)) return done(wire::Ack::kFull);
   Address target = source;
   if (probe.port != 0) target.port = probe.port;
   const Contact& other = others[core_.random() % others.size()];
@@ -382,10 +424,38 @@ void Answerer::ask_for_knock(const Address& source, const wire::Probe& probe, st
   request.expected = other.id;
   request.body = wire::Probe{wire::Probe::Stage::kRelay, 0, probe.nonce, target};
   request.on_reply = [done](const wire::Message&, const wire::Reply& reply) {
-    done(reply.acks.size() == 1 && reply.acks.front() == wire::Ack::kStored);
+    const bool knocked = reply.acks.size() == 1 && reply.acks.front() == wire::Ack::kStored;
+    done(knocked ? wire::Ack::kStored : wire::Ack::kFull);
   };
-  request.on_failure = [done] { done(false); };
+  request.on_failure = [done] { done(wire::Ack::kFull); };
   core_.requests.start(std::move(request));
+}
+
+/// Only the address that the asker wrote from, which its cookie proves: nobody is dialled on another's word. The
+/// connection carries nothing.
+void Answerer::dial(const Address& source, const wire::Probe& probe, std::function<void(wire::Ack)> done) {
+  if (core_.dialler == nullptr || probe.port == 0 || dialling_ >= kMaxDialling || !may_dial(source)) {
+    return done(wire::Ack::kFull);
+  }
+  Address target = source;
+  target.port = probe.port;
+  ++dialling_;
+  core_.dialler->dial(target, [this, done, watched = std::weak_ptr<const bool>(core_.alive)](bool connected) {
+    if (watched.expired()) return;
+    --dialling_;
+    done(connected ? wire::Ack::kStored : wire::Ack::kUnreachable);
+  });
+}
+
+bool Answerer::may_dial(const Address& source) {
+  if (source.is_loopback()) return true;
+  const TimePoint now = core_.clock.now();
+  if (now - dialled_since_ > std::chrono::minutes{1}) {
+    dialled_.clear();
+    dialled_since_ = now;
+  }
+  if (dialled_.size() >= kMaxDialled && !dialled_.contains(source.host())) return false;
+  return ++dialled_[source.host()] <= kDialsPerMinute;
 }
 
 bool Answerer::knock(const Address& source, const wire::Probe& probe) {

@@ -1,10 +1,6 @@
 #include "dht/bootstrap.hpp"
 
-#include "dht/udp_network.hpp"
-
 #include <spdlog/spdlog.h>
-#include <boost/asio/bind_executor.hpp>
-#include <boost/asio/ip/address.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +9,6 @@ namespace dmoe::dht {
 namespace {
 
 using namespace std::chrono_literals;
-namespace asio = boost::asio;
 
 constexpr Duration kFirstPause = 2s;
 constexpr Duration kLongestPause = 15s;
@@ -21,14 +16,14 @@ constexpr Duration kContactedPause = 60s;  // Names may change their addresses w
 
 }  // namespace
 
-Bootstrap::Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accepts, std::vector<net::Endpoint> peers,
-                     std::chrono::milliseconds timeout)
+Bootstrap::Bootstrap(Node& node, std::shared_ptr<Clock> clock, Resolve resolve, Accepts accepts,
+                     std::vector<net::Endpoint> peers, std::chrono::milliseconds timeout)
     : node_(node),
       clock_(std::move(clock)),
+      resolve_(std::move(resolve)),
       accepts_(accepts),
       peers_(std::move(peers)),
       timeout_(timeout),
-      resolver_(clock_->strand()),
       pause_(kFirstPause) {}
 
 void Bootstrap::start(Handler handler) {
@@ -57,7 +52,6 @@ void Bootstrap::join_through(std::vector<Address> peers) {
 
 void Bootstrap::stop() {
   stopped_ = true;
-  resolver_.cancel();
   finish(Error{Errc::kCancelled, "the DHT service has stopped", {}});
 }
 
@@ -65,30 +59,19 @@ void Bootstrap::resolve_all() {
   if (stopped_) return;
   addresses_.clear();
   resolving_ = peers_.size();
-  for (const net::Endpoint& peer : peers_) resolve(peer);
-}
-
-void Bootstrap::resolve(const net::Endpoint& peer) {
-  boost::system::error_code error;
-  const auto literal = asio::ip::make_address(peer.host, error);
-  if (!error) {
-    take(peer, to_address({literal, peer.port}));
-    return one_less();
+  for (const net::Endpoint& peer : peers_) {
+    resolve_(peer, [self = shared_from_this(), peer](const Result<std::vector<Address>>& found) {
+      self->on_resolved(peer, found);
+    });
   }
-  resolver_.async_resolve(
-      peer.host, std::to_string(peer.port), asio::ip::udp::resolver::numeric_service,
-      asio::bind_executor(clock_->strand(), [self = shared_from_this(), peer](const auto& failure, const auto& found) {
-        self->on_resolved(peer, failure, found);
-      }));
 }
 
-void Bootstrap::on_resolved(const net::Endpoint& peer, const boost::system::error_code& error,
-                            const asio::ip::udp::resolver::results_type& found) {
+void Bootstrap::on_resolved(const net::Endpoint& peer, const Result<std::vector<Address>>& found) {
   if (stopped_) return;
-  if (error) {
-    reasons_[peer] = "cannot resolve the name (" + error.message() + ")";
+  if (found.has_value()) {
+    for (const Address& address : *found) take(peer, address);
   } else {
-    for (const auto& entry : found) take(peer, to_address(entry.endpoint()));
+    reasons_[peer] = found.error().message;
   }
   one_less();
 }

@@ -1,11 +1,8 @@
 // From the names of initial peers to a joined node. Private to dht.
 #pragma once
 
-#include "dht/asio_clock.hpp"
+#include "dht/name_resolver.hpp"
 #include "dht/node.hpp"
-#include "net/endpoint.hpp"
-
-#include <boost/asio/ip/udp.hpp>
 
 #include <functional>
 #include <map>
@@ -26,8 +23,8 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   };
   using Handler = std::function<void(Result<void>)>;
 
-  Bootstrap(Node& node, std::shared_ptr<AsioClock> clock, Accepts accepts, std::vector<net::Endpoint> peers,
-            std::chrono::milliseconds timeout);
+  Bootstrap(Node& node, std::shared_ptr<Clock> clock, Resolve resolve, Accepts accepts,
+            std::vector<net::Endpoint> peers, std::chrono::milliseconds timeout);
 
   void start(Handler handler);
   /// Calls a waiting handler with kCancelled; nothing runs afterwards.
@@ -35,9 +32,7 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
 
  private:
   void resolve_all();
-  void resolve(const net::Endpoint& peer);
-  void on_resolved(const net::Endpoint& peer, const boost::system::error_code& error,
-                   const boost::asio::ip::udp::resolver::results_type& found);
+  void on_resolved(const net::Endpoint& peer, const Result<std::vector<Address>>& found);
   void take(const net::Endpoint& peer, const Address& address);
   void one_less();
   void on_timeout();
@@ -48,12 +43,12 @@ class Bootstrap : public std::enable_shared_from_this<Bootstrap> {
   std::string reasons() const;
 
   Node& node_;
-  std::shared_ptr<AsioClock> clock_;
+  std::shared_ptr<Clock> clock_;
+  Resolve resolve_;
   Accepts accepts_;
   std::vector<net::Endpoint> peers_;
   std::chrono::milliseconds timeout_;
   Handler handler_;
-  boost::asio::ip::udp::resolver resolver_;
   std::vector<Address> addresses_;                // Of this round.
   std::map<net::Endpoint, std::string> reasons_;  // Why a peer is not in contact, for the error.
   std::size_t resolving_ = 0;

@@ -46,6 +46,17 @@ class DatagramNetwork {
   virtual void on_receive(Receiver receiver) = 0;
 };
 
+/// Opens TCP connections for those who ask whether theirs can be reached. On the strand only.
+class Dialler {
+ public:
+  virtual ~Dialler() = default;
+
+  /// Connects and closes at once. `done` learns within kDialLimit or so whether anybody was there.
+  virtual void dial(const Address& to, std::function<void(bool connected)> done) = 0;
+};
+
+inline constexpr std::chrono::milliseconds kDialLimit{1'500};  ///< Longer than SYN, its first repeat, and the answer.
+
 /// 64 unpredictable bits: transaction ids are nonces.
 using RandomSource = std::function<std::uint64_t()>;
 

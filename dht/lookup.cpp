@@ -10,8 +10,12 @@ constexpr std::size_t kMaxCandidates = 64;    // Per key: several times what a w
 constexpr std::size_t kFew = 2;               // Holders that will do where the others seem to be dead.
 constexpr std::size_t kCountedPerSubnet = 2;  // Among the nearest.
 constexpr std::size_t kKeptPerSubnet = 24;
+constexpr std::array<std::uint8_t, kReplication> kTurns{0, 128, 64, 192, 32, 160, 96, 224};
 constexpr Duration kHedgeIsCheap = std::chrono::milliseconds{10};
 constexpr Duration kShortestGrace = std::chrono::milliseconds{20};  // Below it scheduling noise decides who is late.
+
+/// Whom a free slot goes to: first to those nobody doubts.
+enum class Patience { kTrials, kDoubtful, kSuspects };
 
 }  // namespace
 
@@ -81,13 +85,17 @@ void Lookup::add(Search& search, const wire::NodeInfo& node, std::uint16_t sourc
   auto place = std::lower_bound(list.begin(), list.end(), node.id, [&](const Candidate& known, const NodeId& id) {
     return closer(known.node.id.bytes, id.bytes, search.key.bytes);
   });
-  if (place != list.end() && place->node.id == node.id) return;
+  if (place != list.end() && place->node.id == node.id) {
+    const bool agrees = place->node.address == node.address && place->source != source;
+    if (agrees && place->second == kNobodyElse) place->second = source;
+    return;
+  }
   const bool counted = context_.table.limits_subnets() && node.address.is_global();
   const std::uint64_t subnet = counted ? node.address.subnet() : 0;
   if (crowded(search, subnet, place)) return;
   auto at = place - list.begin();
   if (list.size() >= kMaxCandidates && !make_room(search, at)) return;
-  list.insert(list.begin() + at, Candidate{node, State::kNew, false, source, subnet});
+  list.insert(list.begin() + at, Candidate{node, State::kNew, false, source, kNobodyElse, subnet});
   // What proved itself here goes before what a stranger says.
   if (source == 0) return;
   if (const Contact* contact = context_.table.find(node.id))
@@ -100,13 +108,35 @@ std::uint16_t Lookup::source_of(const NodeId& id) {
   return std::min<std::uint16_t>(entry->second, static_cast<std::uint16_t>(sources_.size() - 1));
 }
 
-/// How many unanswered requests a key may have. Where a round trip is so short that asking the next one later costs
-/// nothing, one at a time is enough; silence widens the front.
-std::size_t Lookup::slots(const Search& search) const {
+/// Where a round trip is so short that asking the next one later costs nothing.
+bool Lookup::is_near_network() const {
   const RoundTrip& everybody = context_.book.everybody();
-  const bool near = everybody.known() && everybody.usual() < kHedgeIsCheap;
-  const std::size_t base =
-      options_.want_records && near ? std::max<std::size_t>(1, options_.quorum) : std::max(kAlpha, options_.quorum);
+  return everybody.known() && everybody.usual() < kHedgeIsCheap;
+}
+
+bool Lookup::is_doubtful(const Candidate& known) const {
+  // Where nobody was silent yet, or the next one costs nothing, trials would cost more than they save.
+  if (!some_are_silent_ || is_near_network()) return false;
+  return known.source != 0 && known.second == kNobodyElse && !sources_[known.source].vindicated();
+}
+
+bool Lookup::is_suspect(const Candidate& known) const {
+  return sources_[known.source].suspect() && (known.second == kNobodyElse || sources_[known.second].suspect());
+}
+
+bool Lookup::Trials::has(std::uint16_t source) const noexcept {
+  const auto end = sources_.begin() + static_cast<std::ptrdiff_t>(count_);
+  return std::find(sources_.begin(), end, source) != end;
+}
+
+void Lookup::Trials::add(std::uint16_t source) noexcept {
+  if (!full() && !has(source)) sources_[count_++] = source;
+}
+
+/// How many unanswered requests a key may have: on a near network one at a time is enough. Silence widens the front.
+std::size_t Lookup::slots(const Search& search) const {
+  const std::size_t base = options_.want_records && is_near_network() ? std::max<std::size_t>(1, options_.quorum)
+                                                                      : std::max(kAlpha, options_.quorum);
   const auto silent = std::count_if(search.candidates.begin(), search.candidates.end(), [](const Candidate& c) {
     return c.state == State::kSlow || c.state == State::kFailed;
   });
@@ -117,23 +147,34 @@ Lookup::Candidate* Lookup::next_to_ask(Search& search) {
   // Whoever is asked but no longer among the nearest known is not waited for: the walk has got beyond it.
   std::size_t busy = 0;
   std::size_t nearest = 0;
+  Trials trials;
   for (const Candidate& known : search.candidates) {
     if (known.state == State::kFailed || known.state == State::kSlow) continue;
-    if (known.state == State::kAsked) ++busy;
+    const bool doubtful = is_doubtful(known);
+    if (known.state == State::kNew && doubtful) continue;  // It may never be asked.
+    if (known.state == State::kAsked && doubtful) trials.add(known.source);
+    if (known.state == State::kAsked && !doubtful) ++busy;
     if (++nearest >= options_.width) break;
   }
-  if (busy >= slots(search)) return nullptr;
+  const bool slot_is_free = busy < slots(search);
+  if (!slot_is_free && trials.full()) return nullptr;
   // Crowds come last: where the others are enough, nobody needs them.
   for (const bool even_crowd : {false, true}) {
     bool enough = false;
-    for (const bool even_suspect : {false, true}) {
+    for (const Patience patience : {Patience::kTrials, Patience::kDoubtful, Patience::kSuspects}) {
+      if (patience != Patience::kTrials && !slot_is_free) return nullptr;
       Crowd crowd;
       std::size_t in_front = 0;
       for (Candidate& next : search.candidates) {
         if (next.state == State::kFailed || next.state == State::kSlow) continue;
         if (!even_crowd && !crowd.admits(next.subnet)) continue;
         if (next.state == State::kNew) {
-          if (even_suspect || !sources_[next.source].suspect()) return &next;
+          if (is_suspect(next) && patience != Patience::kSuspects) continue;
+          if (is_doubtful(next) && patience == Patience::kTrials) {
+            if (!trials.full() && !trials.has(next.source)) return &next;  // Takes nobody's slot.
+          } else if (slot_is_free) {
+            return &next;
+          }
           continue;
         }
         if (++in_front < options_.width) continue;
@@ -152,7 +193,7 @@ bool Lookup::is_exhausted(const Search& search) const {
     std::size_t answered = 0;
     for (const Candidate& known : search.candidates) {
       if (known.state == State::kFailed || (!even_crowd && !crowd.admits(known.subnet))) continue;
-      if (known.state == State::kNew && sources_[known.source].suspect() && answered >= options_.width / 2) continue;
+      if (known.state == State::kNew && is_suspect(known) && answered >= options_.width / 2) continue;
       if (known.state != State::kAnswered) return false;
       if (++answered >= options_.width) return true;
     }
@@ -201,7 +242,12 @@ void Lookup::ask(const wire::NodeInfo& node, std::vector<std::size_t> indices) {
   std::erase_if(indices, [this](std::size_t index) { return searches_[index].done; });
   if (indices.empty()) return;
   wire::Find find;
-  for (const std::size_t index : indices) find.keys.push_back(searches_[index].key);
+  for (const std::size_t index : indices) {
+    Search& search = searches_[index];
+    find.keys.push_back(search.key);
+    // Several opinions: each begins with other records, so that the first pages of all are most of what there is.
+    if (wants_several()) find.turns.push_back(kTurns[search.asked++ % kTurns.size()]);
+  }
   find.want_records = options_.want_records;
   find.allow_cached = copies_will_do();
   find.nodes_per_key =
@@ -241,11 +287,15 @@ void Lookup::set_state(const NodeId& id, const std::vector<std::size_t>& indices
   for (const std::size_t index : indices) {
     Candidate* known = candidate(searches_[index], id);
     if (known == nullptr) continue;
-    Source& source = sources_[known->source];
-    if (known->source != 0) {
+    for (const std::uint16_t by : {known->source, known->second}) {
+      if (by == 0 || by == kNobodyElse) continue;
+      Source& source = sources_[by];
       if (state == State::kAnswered) ++source.good;
       if (state == State::kAnswered && known->state == State::kSlow) --source.bad;  // It was there, only late.
-      if (known->state == State::kAsked && state != State::kAnswered) ++source.bad;
+      if (known->state == State::kAsked && state != State::kAnswered) {
+        ++source.bad;
+        some_are_silent_ = true;
+      }
     }
     known->state = state;
   }
@@ -278,20 +328,22 @@ void Lookup::on_answer(const wire::NodeInfo& node, const std::vector<std::size_t
 
 void Lookup::finish_if_done(std::size_t index) {
   Search& search = searches_[index];
-  if (search.done || search.gathering != 0) return;
+  if (search.done || !search.gatherings.empty()) return;
   const bool enough = options_.want_records && options_.quorum != 0 && search.holders >= options_.quorum;
   if (enough || search.grace_over || is_exhausted(search)) return finish(index, false);
   if (options_.enough == 0) return;
   if (search.holders >= options_.enough || (search.holders >= kFew && only_silent_left(search))) begin_grace(index);
 }
 
-/// Whether whoever among the nearest has not answered is past its usual time: dead, as likely as not.
+/// Whether whoever among the nearest has not answered is past its usual time: dead, as likely as not. Who was named
+/// only by somebody whose other names are silent does not count as near.
 bool Lookup::only_silent_left(const Search& search) const {
-  std::size_t answered = 0;
+  std::size_t nearest = 0;
   for (const Candidate& known : search.candidates) {
-    if (known.state == State::kFailed || known.state == State::kSlow) continue;
-    if (known.state != State::kAnswered) return false;
-    if (++answered >= options_.width) return true;
+    const Source& source = sources_[known.source];
+    if (known.source != 0 && known.second == kNobodyElse && source.bad > source.good) continue;
+    if (known.state == State::kNew || known.state == State::kAsked) return false;
+    if (++nearest >= options_.width) return true;
   }
   return true;
 }
@@ -333,6 +385,7 @@ void Lookup::finish(std::size_t index, bool by_deadline) {
   for (auto& [place, live] : search.records) outcome.records.push_back(std::move(live));
   search.records.clear();
   search.candidates = {};
+  search.gatherings.clear();
   if (const auto on_key = on_key_) on_key(index, std::move(outcome));
 }
 

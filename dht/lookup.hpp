@@ -40,8 +40,10 @@ struct LookupOutcome {
 };
 
 /// alpha-parallel and iterative (Kademlia §2.3). Each turn collects what all keys want to ask next, and a node is
-/// asked about up to 32 keys in one datagram. A slow node frees its slot for another and is still listened to. Nodes
-/// named by somebody whose other names stay silent are asked last. Finished keys are reported one by one.
+/// asked about up to 32 keys in one datagram. A slow node frees its slot for another and is still listened to. Of what
+/// one node alone names, one at a time is tried beside the others until one answered, once somebody named was silent:
+/// who invents nodes near every key holds up nobody for long. Nodes named by somebody whose other names stay silent are
+/// asked last. Finished keys are reported one by one.
 class Lookup : public std::enable_shared_from_this<Lookup> {
  public:
   struct Context {
@@ -65,13 +67,15 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   bool finished() const noexcept { return open_ == 0; }
 
  private:
+  static constexpr std::uint16_t kNobodyElse = 0xFFFF;
   enum class State : std::uint8_t { kNew, kAsked, kSlow, kAnswered, kFailed };
   struct Candidate {
     wire::NodeInfo node;
     State state = State::kNew;
     bool has_records = false;
-    std::uint16_t source = 0;  // Index into sources_; 0: the own table.
-    std::uint64_t subnet = 0;  // What it is counted by; 0: not at all.
+    std::uint16_t source = 0;            // Who named it first: index into sources_; 0: the own table.
+    std::uint16_t second = kNobodyElse;  // And who else did.
+    std::uint64_t subnet = 0;            // What it is counted by; 0: not at all.
   };
   /// A holder's answer that needs more datagrams.
   struct Gathering;
@@ -80,9 +84,11 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     std::vector<Candidate> candidates;  // Nearest first.
     std::map<std::pair<net::PublicKey, std::string>, LiveRecord> records;
     std::size_t holders = 0;
-    std::size_t gathering = 0;         // Holders whose pages or parts are still coming.
-    std::weak_ptr<Gathering> leader;   // The holder whose pages are being fetched.
-    std::uint32_t complete_total = 0;  // Records of a holder that was fetched whole.
+    std::vector<std::shared_ptr<Gathering>> gatherings;  // Holders whose pages or parts are still coming.
+    std::uint32_t complete_total = 0;                    // Records of a holder that was fetched whole.
+    std::vector<std::uint16_t> have;                     // Tags of the records that came.
+    std::vector<std::uint16_t> pending;                  // And of those that somebody was asked for.
+    std::uint32_t asked = 0;                             // Requests so far.
     bool cached = false;
     bool in_grace = false;    // Enough holders answered: the rest has until …
     bool grace_over = false;  // … now.
@@ -102,17 +108,35 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
     int good = 0;
     int bad = 0;
     bool suspect() const noexcept { return bad >= 3 && bad > good; }
+    bool vindicated() const noexcept { return good > bad; }
+  };
+  /// Sources whose word is being tried.
+  class Trials {
+   public:
+    bool has(std::uint16_t source) const noexcept;
+    void add(std::uint16_t source) noexcept;
+    bool full() const noexcept { return count_ == sources_.size(); }
+
+   private:
+    std::array<std::uint16_t, kAlpha> sources_;
+    std::size_t count_ = 0;
   };
 
   bool crowded(Search& search, std::uint64_t subnet, std::vector<Candidate>::iterator& place);
   bool make_room(Search& search, std::ptrdiff_t& at);
   void add(Search& search, const wire::NodeInfo& node, std::uint16_t source);
   std::uint16_t source_of(const NodeId& id);
+  bool is_near_network() const;
+  /// Named by one node only, whose names have not answered yet.
+  bool is_doubtful(const Candidate& known) const;
+  /// Named only by nodes whose names stay silent.
+  bool is_suspect(const Candidate& known) const;
   std::size_t slots(const Search& search) const;
   Candidate* next_to_ask(Search& search);
   bool is_exhausted(const Search& search) const;
   /// Copies count only where any one answer will do.
   bool copies_will_do() const noexcept { return options_.allow_cached && options_.quorum == 1; }
+  bool wants_several() const noexcept { return options_.want_records && options_.quorum != 1; }
   void pump_soon();
   void pump();
   void ask(const wire::NodeInfo& node, std::vector<std::size_t> indices);
@@ -127,10 +151,17 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   // lookup_records.cpp
   void take_records(const wire::NodeInfo& node, std::size_t index, const wire::KeyRecords& found);
   bool take_record(Search& search, const wire::TravellingRecord& travelling);
+  void accept(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& travelling);
+  void fetch_rest(const std::shared_ptr<Gathering>& gathering);
+  void fetch_missing(Search& search);
+  bool request_missing(Search& search, const std::shared_ptr<Gathering>& gathering);
   void request_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end);
+  void take_page(const std::shared_ptr<Gathering>& gathering, std::uint32_t from, std::uint32_t end,
+                 const wire::Reply& reply);
   void request_parts(const std::shared_ptr<Gathering>& gathering, const wire::TravellingRecord& without_value);
   void count_holder(Search& search, const NodeId& id);
-  void finish_gathering(const std::shared_ptr<Gathering>& gathering);
+  void one_less(const std::shared_ptr<Gathering>& gathering);
+  void conclude(Search& search, const std::shared_ptr<Gathering>& gathering);
 
   Context context_;
   LookupOptions options_;
@@ -141,6 +172,7 @@ class Lookup : public std::enable_shared_from_this<Lookup> {
   std::size_t open_ = 0;
   std::size_t requests_made_ = 0;
   bool pump_posted_ = false;
+  bool some_are_silent_ = false;  // Of those that others named.
 };
 
 }  // namespace dmoe::dht

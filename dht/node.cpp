@@ -1,6 +1,7 @@
 #include "dht/node.hpp"
 
 #include "dht/answerer.hpp"
+#include "dht/dial_test.hpp"
 #include "dht/membership.hpp"
 #include "dht/node_core.hpp"
 #include "dht/publisher.hpp"
@@ -314,7 +315,12 @@ void Node::Impl::leave_copies(const std::vector<LiveRecord>& records, const wire
     if (size > kMaxDatagram) return;
     store.records.push_back(std::move(travelling));
   }
-  core_.requests.start(Request{at.address, at.id, std::move(store), 0, false, {}, {}, {}});
+  Request request;
+  request.to = at.address;
+  request.expected = at.id;
+  request.body = std::move(store);
+  request.repeats = 0;
+  core_.requests.start(std::move(request));
 }
 
 void Node::Impl::before_joining(std::function<void()> join) {
@@ -431,6 +437,13 @@ void Node::on_reach(std::function<void(Reach, const std::optional<Address>&)> ha
 void Node::test_reach(std::uint16_t port, std::function<void(Reach)> handler) {
   assert(clock().on_strand());
   impl_->reach_test().run(port, std::move(handler));
+}
+
+void Node::set_dialler(Dialler* dialler) { impl_->core().dialler = dialler; }
+
+void Node::test_dial(std::uint16_t port, std::function<void(DialReport)> handler) {
+  assert(clock().on_strand());
+  run_dial_test(impl_->core(), port, std::move(handler));
 }
 
 NodeStats Node::stats() const {

@@ -89,6 +89,12 @@ enum class Reach {
   kUnreachable,  ///< It did not: this node acts as a client.
 };
 
+/// What other nodes say about a TCP port of this host: the addresses that they see it at, with that port.
+struct DialReport {
+  std::vector<Address> reached;    ///< Somebody connected there.
+  std::vector<Address> unreached;  ///< Whoever tried could not. Neither: nobody could tell.
+};
+
 /// One node of the DHT. Every method runs on the clock's strand (asserted) unless it says otherwise; handlers run there
 /// too, exactly once, never inside the call that took them, and not at all once the node is destroyed.
 class Node {
@@ -137,6 +143,12 @@ class Node {
 
   /// Asks others to reach this node at its observed address with the given port (0: as observed).
   void test_reach(std::uint16_t port, std::function<void(Reach)> handler);
+
+  /// Opens TCP connections for others who call `test_dial`; outlives the node. Without one this node cannot tell.
+  void set_dialler(Dialler* dialler);
+  /// Asks up to three nodes of each address family to open a TCP connection to `port` at the address that this node
+  /// wrote to them from; they dial no other.
+  void test_dial(std::uint16_t port, std::function<void(DialReport)> handler);
 
   /// Ends everything in flight: its handlers get kCancelled, or what there was. Later calls get kCancelled. The store
   /// is not touched afterwards. Idempotent.

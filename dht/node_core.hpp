@@ -38,6 +38,7 @@ struct NodeCore {
   const Signer& signer;
   NodeOptions options;
   NodeId self;
+  Dialler* dialler = nullptr;
   bool client;  ///< By option, or because nobody can reach this node.
   CookieJar jar;
   PeerBook book;

@@ -49,12 +49,13 @@ Peer& PeerBook::at(const Address& address, TimePoint now) {
 
 const Peer* PeerBook::find(const Address& address) const { return look_up(address); }
 
-void PeerBook::heard(const Address& address, Duration round_trip, TimePoint now) {
+void PeerBook::heard(const Address& address, std::optional<Duration> round_trip, TimePoint now) {
   Peer& peer = at(address, now);
-  peer.round_trip.add(round_trip);
   peer.last_heard = now;
   peer.unheard = 0;
-  everybody_.add(round_trip);
+  if (!round_trip) return;
+  peer.round_trip.add(*round_trip);
+  everybody_.add(*round_trip);
 }
 
 Duration PeerBook::patience(const Address& address) const {

@@ -38,7 +38,7 @@ class PeerBook {
   Peer& at(const Address& address, TimePoint now);
   const Peer* find(const Address& address) const;
 
-  void heard(const Address& address, Duration round_trip, TimePoint now);
+  void heard(const Address& address, std::optional<Duration> round_trip, TimePoint now);
   /// When a request to `address` counts as slow: one more slot is opened then.
   Duration patience(const Address& address) const;
   bool has_proven(const Address& address, const NodeId& id) const;

@@ -9,7 +9,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kKnockWait = 3s;
-constexpr std::size_t kAsked = 3;  // Contacts that are asked to have somebody knock.
+constexpr Duration kRelayTakes = 1s;  // For the third node's answer to the second one.
+constexpr std::size_t kAsked = 3;     // Contacts that are asked to have somebody knock.
 constexpr int kUnsureTries = 3;
 constexpr Duration kHoleClosed = 4min;  // Whom one has not written to for so long is a stranger again.
 constexpr Duration kLookAgain = 10min;
@@ -40,7 +41,8 @@ void ReachTest::ask(const std::shared_ptr<Test>& test, const Contact& contact, s
   request.to = contact.address;
   request.expected = contact.id;
   request.body = wire::Probe{wire::Probe::Stage::kAsk, port, test->nonce, {}};
-  request.repeats = 0;  // The answer takes twice the usual time, and each repeat would send somebody to knock.
+  request.repeats = 0;  // Each repeat would send somebody to knock.
+  request.takes = kRelayTakes;
   request.on_reply = [this, test, contact, port, repeated](const wire::Message&, const wire::Reply& reply) {
     if (reply.observed) observed_ = reply.observed;
     const auto ack = reply.acks.size() == 1 ? reply.acks.front() : wire::Ack::kFull;

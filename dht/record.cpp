@@ -110,6 +110,16 @@ BatchHash root_of(const Record& record) {
 
 }  // namespace
 
+std::uint16_t record_tag(const Record& record) noexcept {
+  // FNV-1a, 32 bits, folded.
+  std::uint32_t hash = 2'166'136'261U;
+  const auto add = [&](std::uint8_t byte) { hash = (hash ^ byte) * 16'777'619U; };
+  for (const std::uint8_t byte : record.publisher) add(byte);
+  for (int shift = 0; shift < 64; shift += 8) add(static_cast<std::uint8_t>(record.sequence >> shift));
+  for (const char c : record.subkey) add(static_cast<std::uint8_t>(c));
+  return static_cast<std::uint16_t>(hash ^ (hash >> 16U));
+}
+
 void sign_batch(const Signer& signer, std::span<Record> records) {
   assert(!records.empty() && records.size() <= (1U << kMaxBatchDepth));
   std::vector<BatchHash> level(std::bit_ceil(records.size()));  // Padded with zero leaves.

@@ -51,6 +51,9 @@ struct LiveRecord {
   TimePoint deadline;
 };
 
+/// Tells the records under one key apart, most of the time, and versions of one as well.
+std::uint16_t record_tag(const Record& record) noexcept;
+
 /// Signs all `records` with one signature: each then carries its path to the signed root.
 /// @pre 1 to 65,536 records, complete but for the batch fields; their publisher is the signer.
 void sign_batch(const Signer& signer, std::span<Record> records);

@@ -89,7 +89,7 @@ void Requests::launch(Request request) {
   const TimePoint now = clock_.now();
   flight->patience = book_.patience(request.to);
   flight->first_sent = now;
-  flight->fails = now + std::clamp(4 * flight->patience, kShortestFailure, kLongestFailure);
+  flight->fails = now + request.takes + std::clamp(4 * flight->patience, kShortestFailure, kLongestFailure);
   flight->proving = request.fresh_proof || !request.expected || !book_.has_proven(request.to, *request.expected);
   flight->request = std::move(request);
   Flight& placed = *in_flight_.emplace(transaction, std::move(flight)).first->second;
@@ -151,7 +151,8 @@ void Requests::look_at(std::uint64_t transaction) {
     ++flight.repeats_done;
     transmit(transaction, flight);
   }
-  wake_at(std::min(flight.fails, now + flight.patience * (1 + flight.repeats_done)), transaction);
+  const bool over = flight.repeats_done >= flight.request.repeats;  // Nothing left to do but to fail.
+  wake_at(over ? flight.fails : std::min(flight.fails, now + flight.patience * (1 + flight.repeats_done)), transaction);
   if (flight.slow) return;
   leave_window(flight);
   if (flight.request.on_slow) {
@@ -199,7 +200,9 @@ bool Requests::on_reply(const Address& source, const wire::Message& message, wir
   in_flight_.erase(found);
   const TimePoint now = clock_.now();
   // A reply to a repeated datagram may belong to either: counted from the first, the estimate errs on the long side.
-  book_.heard(source, now - (flight->repeats_done == 0 ? flight->last_sent : flight->first_sent), now);
+  std::optional<Duration> round_trip = now - (flight->repeats_done == 0 ? flight->last_sent : flight->first_sent);
+  if (flight->request.takes != Duration{}) round_trip.reset();
+  book_.heard(source, round_trip, now);
   Peer& peer = book_.at(source, now);
   peer.cookie = message.cookie;
   if (flight->proving) {

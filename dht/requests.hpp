@@ -20,6 +20,8 @@ struct Request {
   std::variant<wire::Ping, wire::Find, wire::Store, wire::Chunk, wire::Fetch, wire::Probe> body;
   int repeats = 1;           ///< Datagrams sent again while it stays unanswered.
   bool fresh_proof = false;  ///< Ask for a proof even when one was given before.
+  /// The answer takes as long as what is asked for, up to this: it tells nothing about the round trip. 0: it does.
+  Duration takes{};
 
   /// Exactly one of these two, once. A reply comes from the right address, transaction and key (proven, if it had not
   /// been before).

@@ -6,6 +6,7 @@
 #include "dht/node.hpp"
 #include "dht/random_source.hpp"
 #include "dht/rocksdb_store.hpp"
+#include "dht/tcp_dialler.hpp"
 #include "dht/udp_network.hpp"
 
 #include <spdlog/spdlog.h>
@@ -41,6 +42,8 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
     node_options.client_only = options_.client_only;
     node_options.detect_reach = !options_.client_only;
     node_ = std::make_unique<Node>(*network_, *clock_, secure_random_source(), *store_, signer_, node_options);
+    dialler_ = std::make_shared<TcpDialler>(clock_->strand());
+    node_->set_dialler(dialler_.get());
     directory_ = std::make_unique<ExpertDirectory>(*node_);
     port_ = network_->port();
     boost::asio::post(clock_->strand(), [self = shared_from_this()] {
@@ -58,9 +61,10 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
       if (self->stopped_) {
         return handler(Error{Errc::kCancelled, "the DHT service has stopped", {}});
       }
-      self->bootstrap_ = std::make_shared<Bootstrap>(
-          *self->node_, self->clock_, Bootstrap::Accepts{self->network_->takes_v4(), self->network_->takes_v6()},
-          self->options_.initial_peers, self->options_.join_timeout);
+      self->bootstrap_ =
+          std::make_shared<Bootstrap>(*self->node_, self->clock_, system_resolver(self->clock_->strand()),
+                                      Bootstrap::Accepts{self->network_->takes_v4(), self->network_->takes_v6()},
+                                      self->options_.initial_peers, self->options_.join_timeout);
       self->bootstrap_->start(std::move(handler));
     });
   }
@@ -71,6 +75,13 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
       const NodeStats node = self->node_->stats();
       handler(
           {node.known_nodes, node.store.records, node.datagrams_sent, node.datagrams_received, node.datagrams_refused});
+    });
+  }
+
+  void test_dial(std::uint16_t port, std::function<void(DialReport)> handler) {
+    boost::asio::dispatch(clock_->strand(), [self = shared_from_this(), port, handler = std::move(handler)]() mutable {
+      if (self->stopped_) return handler({});
+      self->node_->test_dial(port, std::move(handler));
     });
   }
 
@@ -111,6 +122,7 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
     if (std::exchange(stopped_, true)) return;
     if (bootstrap_) bootstrap_->stop();
     node_->stop();  // Everything in flight is answered with kCancelled; later calls are too.
+    dialler_->stop();
     network_->stop();
     clock_->stop();
     store_.reset();
@@ -122,6 +134,7 @@ class Service::Impl : public std::enable_shared_from_this<Impl> {
   ServiceOptions options_;
   std::shared_ptr<UdpNetwork> network_;
   std::unique_ptr<RecordStore> store_;
+  std::shared_ptr<TcpDialler> dialler_;
   std::unique_ptr<Node> node_;
   std::unique_ptr<ExpertDirectory> directory_;
   std::shared_ptr<Bootstrap> bootstrap_;
@@ -147,6 +160,9 @@ std::uint16_t Service::port() const noexcept { return impl_->port(); }
 ExpertDirectory& Service::directory() noexcept { return impl_->directory(); }
 Node& Service::node() noexcept { return impl_->node(); }
 void Service::stats(std::function<void(ServiceStats)> handler) { impl_->stats(std::move(handler)); }
+void Service::test_dial(std::uint16_t port, std::function<void(DialReport)> handler) {
+  impl_->test_dial(port, std::move(handler));
+}
 void Service::stop() { impl_->stop(); }
 
 }  // namespace dmoe::dht

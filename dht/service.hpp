@@ -20,6 +20,7 @@
 namespace dmoe::dht {
 
 class Node;
+struct DialReport;
 
 struct ServiceOptions {
   net::Endpoint listen{"0.0.0.0", 0};              ///< UDP. Port 0: any free one.
@@ -57,6 +58,9 @@ class Service {
   std::uint16_t port() const noexcept;
   ExpertDirectory& directory() noexcept;
   Node& node() noexcept;
+
+  /// Whether other nodes reach a TCP port of this machine: see Node::test_dial. Not called when stopped meanwhile.
+  void test_dial(std::uint16_t port, std::function<void(DialReport)> handler);
 
   /// A snapshot, taken on the strand.
   void stats(std::function<void(ServiceStats)> handler);

@@ -14,9 +14,6 @@
 
 namespace dmoe::dht {
 
-boost::asio::ip::udp::endpoint to_endpoint(const Address& address);
-Address to_address(const boost::asio::ip::udp::endpoint& endpoint);
-
 /// One non-blocking socket. Each wake-up drains what has arrived, many datagrams per system call; what the socket does
 /// not take at once waits in a bounded queue.
 class UdpNetwork final : public DatagramNetwork, public std::enable_shared_from_this<UdpNetwork> {

@@ -15,6 +15,7 @@ namespace dmoe::dht::wire {
 inline constexpr std::size_t kMaxKeysPerFind = 32;
 inline constexpr std::size_t kMaxNodes = 26;  ///< Named in one reply.
 inline constexpr std::size_t kMaxRecordsPerDatagram = 16;
+inline constexpr std::size_t kMaxTags = 64;      ///< Of a key's records, in a reply.
 inline constexpr std::size_t kChunkBytes = 560;  ///< Of a value, beside the whole record header.
 inline constexpr std::size_t kPartBytes = 896;   ///< Of a value, in a reply.
 
@@ -40,6 +41,7 @@ struct Find {
   bool want_records = false;
   bool allow_cached = false;
   std::uint32_t from = 0;
+  std::vector<std::uint8_t> turns{};  ///< Empty, or for each key.
 };
 
 struct Store {
@@ -64,7 +66,7 @@ struct Fetch {
 
 /// Dial-back, see the schema.
 struct Probe {
-  enum class Stage : std::uint8_t { kAsk = 0, kRelay = 1, kKnock = 2 };
+  enum class Stage : std::uint8_t { kAsk = 0, kRelay = 1, kKnock = 2, kDial = 3 };
   Stage stage = Stage::kAsk;
   std::uint16_t port = 0;
   std::uint64_t nonce = 0;
@@ -82,6 +84,7 @@ enum class Ack : std::uint8_t {
   kNotHolder = 6,  ///< A client, or far from the key.
   kMoreParts = 7,  ///< Chunk received, others are missing.
   kExpired = 8,
+  kUnreachable = 9,  ///< Of a dial: nobody answered there.
 };
 
 struct KeyRecords {
@@ -89,6 +92,8 @@ struct KeyRecords {
   bool cached = false;
   std::uint32_t total = 0;
   std::vector<TravellingRecord> records;
+  std::uint32_t from = 0;  ///< Of the first one here; 0 or less than `total`. After the last one they go round.
+  std::vector<std::uint16_t> tags{};  ///< Empty, or `total`: record_tag of each, in order.
 };
 
 struct Part {
@@ -140,7 +145,7 @@ std::optional<Message> decode(std::span<const std::uint8_t> datagram) noexcept;
 /// Bytes that one more of each takes in a datagram (upper bounds).
 inline constexpr std::size_t kRequestOverhead = 168;  ///< A message with an empty body other than a reply.
 inline constexpr std::size_t kReplyOverhead = 312;    ///< A reply with proof and addresses, else empty.
-inline constexpr std::size_t kKeyRecordsOverhead = 32;
+inline constexpr std::size_t kKeyRecordsOverhead = 40;
 std::size_t record_size(const TravellingRecord& record) noexcept;
 inline std::size_t node_size(const Address& address) noexcept { return address.is_v4() ? 40 : 56; }
 /// A record whose encoding is larger than this travels in parts.

@@ -95,6 +95,9 @@ Find get(schema::Find::Reader in) {
   find.allow_cached = (in.getFlags() & 2U) != 0;
   find.from = in.getFrom();
   require(find.from == 0 || find.keys.size() == 1);
+  const auto turns = in.getTurns();
+  require(turns.size() == 0 || turns.size() == find.keys.size());
+  find.turns.assign(turns.begin(), turns.end());
   return find;
 }
 
@@ -137,7 +140,7 @@ Fetch get(schema::Fetch::Reader in) {
 
 Probe get(schema::Probe::Reader in) {
   Probe probe;
-  require(in.getStage() <= static_cast<std::uint8_t>(Probe::Stage::kKnock));
+  require(in.getStage() <= static_cast<std::uint8_t>(Probe::Stage::kDial));
   probe.stage = static_cast<Probe::Stage>(in.getStage());
   probe.port = in.getPort();
   probe.nonce = in.getNonce();
@@ -167,6 +170,12 @@ std::vector<KeyRecords> get(capnp::List<schema::KeyRecords>::Reader in) {
     key.index = entry.getIndex();
     key.cached = entry.getCached();
     key.total = entry.getTotal();
+    key.from = entry.getFrom();
+    require(key.from == 0 || key.from < key.total);
+    const auto tags = entry.getTags();
+    require(tags.size() == 0 || (tags.size() == key.total && tags.size() <= kMaxTags));
+    key.tags.reserve(tags.size());
+    for (const std::uint16_t tag : tags) key.tags.push_back(tag);
     require(key.index < kMaxKeysPerFind);
     records += entry.getRecords().size();
     require(records <= kMaxRecordsPerDatagram);
@@ -186,7 +195,7 @@ Reply get(schema::Reply::Reader in) {
   const auto acks = in.getAcks();
   require(acks.size() <= kMaxRecordsPerDatagram);
   for (const std::uint8_t ack : acks) {
-    require(ack <= static_cast<std::uint8_t>(Ack::kExpired));
+    require(ack <= static_cast<std::uint8_t>(Ack::kUnreachable));
     reply.acks.push_back(static_cast<Ack>(ack));
   }
   if (in.hasPart()) {

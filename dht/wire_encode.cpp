@@ -79,6 +79,7 @@ void put_body(const Find& find, schema::Datagram::Builder out) {
   body.setNodesPerKey(find.nodes_per_key);
   body.setFlags(static_cast<std::uint8_t>((find.want_records ? 1U : 0U) | (find.allow_cached ? 2U : 0U)));
   body.setFrom(find.from);
+  if (!find.turns.empty()) body.setTurns(data_of(find.turns));
 }
 
 void put_body(const Store& store, schema::Datagram::Builder out) {
@@ -143,6 +144,11 @@ void put_body(const Reply& reply, schema::Datagram::Builder out) {
       found[i].setIndex(reply.found[i].index);
       found[i].setCached(reply.found[i].cached);
       found[i].setTotal(reply.found[i].total);
+      found[i].setFrom(reply.found[i].from);
+      if (const auto& tags = reply.found[i].tags; !tags.empty()) {
+        auto out_tags = found[i].initTags(static_cast<unsigned>(tags.size()));
+        for (unsigned j = 0; j < tags.size(); ++j) out_tags.set(j, tags[j]);
+      }
       auto records = found[i].initRecords(static_cast<unsigned>(reply.found[i].records.size()));
       for (unsigned j = 0; j < records.size(); ++j) put(reply.found[i].records[j], records[j]);
     }

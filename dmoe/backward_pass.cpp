@@ -55,6 +55,7 @@ void BackwardPass::launch() {
     call.endpoint = client_.health().endpoint_of(*answered.server);
     call.inputs = answered.inputs;
     call.seed = forward_.seed;
+    call.compression = answered.compression;
     const auto index = at::from_blob(const_cast<std::int64_t*>(answered.places.data()),
                                      {static_cast<std::int64_t>(answered.places.size())}, at::kLong);
     call.grad_outputs.push_back(grad_rows.index_select(0, index));

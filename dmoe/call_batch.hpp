@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dht/prefix_resolver.hpp"
+#include "net/compression.hpp"
 #include "net/endpoint.hpp"
 #include "net/error.hpp"
 #include "net/expert_uid.hpp"
@@ -26,10 +27,11 @@ struct ExpertCall {
   ExpertUid uid;
   std::shared_ptr<const dht::ServerAddress> server;
   net::Endpoint endpoint;
-  std::vector<at::Tensor> inputs;        ///< CPU, contiguous; dimension 0 is the row.
-  std::vector<at::Tensor> grad_outputs;  ///< Likewise.
-  std::uint64_t seed = 0;                ///< The same in forward and backward.
-  bool hedge = false;                    ///< Besides a call that is slow.
+  std::vector<at::Tensor> inputs;                ///< CPU, contiguous; dimension 0 is the row.
+  std::vector<at::Tensor> grad_outputs;          ///< Likewise.
+  std::uint64_t seed = 0;                        ///< The same in forward and backward.
+  Compression compression = Compression::kNone;  ///< Of both directions; one that the server reads.
+  bool hedge = false;                            ///< Besides a call that is slow.
 
   std::int64_t rows() const { return inputs.front().size(0); }
   const char* direction() const noexcept { return grad_outputs.empty() ? "forward" : "backward"; }
@@ -71,7 +73,7 @@ class CallBatch {
   /// From sending to the answer, or until now.
   std::chrono::nanoseconds waited(std::size_t index) const;
   std::uint64_t bytes_received(std::size_t index) const { return calls_[index].bytes_received; }
-  std::uint64_t bytes_sent(std::size_t index) const;
+  std::uint64_t bytes_sent(std::size_t index) const { return calls_[index].bytes_sent; }
   /// Time spent in `wait`.
   std::chrono::nanoseconds blocked() const noexcept { return blocked_; }
 
@@ -81,6 +83,7 @@ class CallBatch {
     net::CallId id = 0;
     TimePoint sent;
     std::optional<TimePoint> answered;  // Or given up.
+    std::uint64_t bytes_sent = 0;       // Of tensors, as they travel.
     std::uint64_t bytes_received = 0;
     bool given_up = false;
   };

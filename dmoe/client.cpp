@@ -109,6 +109,7 @@ Client::Impl::Impl(const ClientOptions& options, std::shared_ptr<net::TraceFile>
              return rpc;
            }()),
       health_(io_, rpc_, std::make_shared<gating::BanList>(options.ban_time_)),
+      formats_(rpc_),
       thread_([this] { io_.run(); }) {}
 
 Client::Impl::~Impl() {
@@ -186,6 +187,7 @@ net::RpcClient& Client::rpc() noexcept { return impl_->rpc(); }
 std::size_t Client::max_frame_bytes() const noexcept { return impl_->max_frame_bytes(); }
 UsualTimes& Client::usual_times(bool backward) noexcept { return impl_->usual_times(backward); }
 ServerHealth& Client::health() noexcept { return impl_->health(); }
+ServerFormats& Client::formats() noexcept { return impl_->formats(); }
 HedgeBudget& Client::hedge_budget() noexcept { return impl_->hedge_budget(); }
 net::TraceFile* Client::trace() noexcept { return impl_->trace(); }
 

@@ -27,6 +27,7 @@ class TraceFile;
 namespace gating {
 class BeamSearch;
 }
+class ServerFormats;
 class ServerHealth;
 class UsualTimes;
 class HedgeBudget;
@@ -104,6 +105,8 @@ class Client {
   std::size_t max_frame_bytes() const noexcept;
   /// Which servers answer, where, and who is left alone for a while. Shared by all layers.
   ServerHealth& health() noexcept;
+  /// Which servers read which compression. Shared by all layers.
+  ServerFormats& formats() noexcept;
   /// How long experts usually take, by direction. Shared by all layers.
   UsualTimes& usual_times(bool backward) noexcept;
   /// Extra calls that may be made beside slow ones. Shared by all layers.

@@ -3,6 +3,7 @@
 
 #include "dmoe/client.hpp"
 #include "dmoe/hedge_budget.hpp"
+#include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/usual_times.hpp"
 #include "gating/beam_search.hpp"
@@ -36,6 +37,7 @@ class Client::Impl {
   boost::asio::io_context& io() noexcept { return io_; }
   net::RpcClient& rpc() noexcept { return rpc_; }
   ServerHealth& health() noexcept { return health_; }
+  ServerFormats& formats() noexcept { return formats_; }
   UsualTimes& usual_times(bool backward) noexcept { return backward ? backward_times_ : forward_times_; }
   HedgeBudget& hedge_budget() noexcept { return hedge_budget_; }
   net::TraceFile* trace() noexcept { return trace_.get(); }
@@ -53,6 +55,7 @@ class Client::Impl {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   net::RpcClient rpc_;
   ServerHealth health_;
+  ServerFormats formats_;
   UsualTimes forward_times_;
   UsualTimes backward_times_;
   HedgeBudget hedge_budget_;

@@ -34,8 +34,8 @@ void check(const DMoEOptions& options) {
   if (options.k_min() < 0 || options.k_min() > options.k_best()) {
     refuse("DMoE: k_min must lie between 0 and k_best, not " + std::to_string(options.k_min()));
   }
-  if (!(options.hedge_share() >= 0 && options.hedge_share() <= 1)) refuse("DMoE: hedge_share must lie between 0 and 1");
   if (options.grid().empty()) refuse("DMoE: the grid needs at least one dimension, such as {32, 32}");
+  if (!(options.hedge_share() >= 0 && options.hedge_share() <= 1)) refuse("DMoE: hedge_share must lie between 0 and 1");
   if (options.grid().size() > kMaxGridDimensions) refuse("DMoE: a grid has at most 8 dimensions");
   for (const auto size : options.grid()) {
     if (size <= 0) refuse("DMoE: grid sizes must be above 0, not " + std::to_string(size));
@@ -79,7 +79,9 @@ void DMoEImpl::pretty_print(std::ostream& stream) const {
   stream << "dmoe::DMoE(in_features=" << options_.in_features() << ", out_features=" << options_.out_features()
          << ", grid=" << options_.prefix() << "[";
   for (std::size_t d = 0; d < options_.grid().size(); ++d) stream << (d > 0 ? ", " : "") << options_.grid()[d];
-  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min() << ")";
+  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min();
+  if (options_.compression() != Compression::kNone) stream << ", compression=" << to_string(options_.compression());
+  stream << ")";
 }
 
 torch::Tensor DMoEImpl::forward(const torch::Tensor& input) { return forward_with(input, {}); }

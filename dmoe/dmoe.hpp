@@ -4,6 +4,7 @@
 #include "dmoe/client.hpp"
 #include "dmoe/stats.hpp"
 #include "gating/product_key_gate.hpp"
+#include "net/compression.hpp"
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
@@ -58,6 +59,9 @@ struct DMoEOptions {
   TORCH_ARG(bool, allow_zero_outputs) = false;
   /// The floating type that experts take and give; floating inputs are converted to it and answers back.
   TORCH_ARG(torch::Dtype, expert_dtype) = torch::kFloat32;
+  /// How float32 tensors travel, both ways and in backward too, to servers that read it. See Compression for the
+  /// errors.
+  TORCH_ARG(Compression, compression) = Compression::kNone;
   /// Of the gate, in training only; see ProductKeyGateOptions.
   TORCH_ARG(double, gate_noise) = 0.0;
   TORCH_ARG(double, gate_temperature) = 1.0;

@@ -2,6 +2,7 @@
 
 #include "dmoe/fresh_seed.hpp"
 #include "dmoe/hedge_budget.hpp"
+#include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/usual_times.hpp"
 #include "net/tensor_finite.hpp"
@@ -298,6 +299,7 @@ ExpertCall ForwardPass::make_call(const gating::LiveExpert& expert, const std::v
   call.server = expert.servers.front();
   call.endpoint = client_.health().endpoint_of(*call.server);
   call.seed = seed_;
+  call.compression = client_.formats().choose(call.uid, *call.server, call.endpoint, options_.compression());
   for (const auto& block : gathered) call.inputs.push_back(block.narrow(0, begin, count));
   return call;
 }
@@ -418,7 +420,7 @@ MixtureAnswers ForwardPass::collect() {
 /// Of a call the rows whose answer counts: a hedge, or the call that was slow, may have come second.
 AnsweredCall ForwardPass::answered_call(std::size_t call) {
   const auto& sent = pass_.batch().call(call);
-  AnsweredCall answered{sent.uid, sent.server, {}, sent.inputs};
+  AnsweredCall answered{sent.uid, sent.server, {}, sent.inputs, sent.compression};
   std::vector<std::int64_t> used;
   for (std::size_t i = 0; i < places_[call].size(); ++i) {
     if (at(places_[call][i]).winner != static_cast<std::int32_t>(call)) continue;

@@ -25,8 +25,9 @@ struct RoutingLimits {
 struct AnsweredCall {
   ExpertUid uid;
   std::shared_ptr<const dht::ServerAddress> server;
-  std::vector<std::int64_t> places;  ///< row * k + rank, one per row of `inputs`.
-  std::vector<at::Tensor> inputs;    ///< CPU, contiguous, as they were sent.
+  std::vector<std::int64_t> places;              ///< row * k + rank, one per row of `inputs`.
+  std::vector<at::Tensor> inputs;                ///< CPU, contiguous, as they were sent.
+  Compression compression = Compression::kNone;  ///< Of the call.
 };
 
 /// What a forward pass came to. `k` is the number of ranks per row.

@@ -31,7 +31,7 @@ void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
     const auto last = end(quorum);
     auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
     if (answers.empty() && Clock::now() < last) {
-      events.on_alarm();
+      if (events.on_alarm) events.on_alarm();
       continue;
     }
     for (auto& answer : answers) take(answer, events);
@@ -55,14 +55,16 @@ CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
 
 /// When every call that is out has taken longer than it should, by what its expert usually takes and by what others
 /// took this time: where all are slower than usual, all are waited for. An expert of which little is known is.
-CallBatch::TimePoint Pass::end_of_patience(std::chrono::milliseconds least) const {
+CallBatch::TimePoint Pass::end_of_patience(std::chrono::milliseconds least) {
+  for (auto i = usual_.size(); i < batch_.size(); ++i) {  // Asked once per call: this is called after every answer.
+    const auto& call = batch_.call(i);
+    usual_.push_back(client_.usual_times(!call.grad_outputs.empty()).usual(call.uid));
+  }
   auto end = CallBatch::TimePoint::min();
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
-    const auto& call = batch_.call(i);
-    const auto usual = client_.usual_times(!call.grad_outputs.empty()).usual(call.uid);
-    if (!usual) return CallBatch::TimePoint::max();
-    const std::chrono::duration<double, std::nano> enough(std::max(*usual, slowest_answer_) * limits_.patience);
+    if (!usual_[i]) return CallBatch::TimePoint::max();
+    const std::chrono::duration<double, std::nano> enough(std::max(*usual_[i], slowest_answer_) * limits_.patience);
     const auto rounded = std::chrono::ceil<std::chrono::nanoseconds>(enough) + kLeastPatience;
     end = std::max(end, batch_.sent(i) + std::max<std::chrono::nanoseconds>(rounded, least));
   }

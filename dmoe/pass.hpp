@@ -68,7 +68,7 @@ class Pass {
 
  private:
   CallBatch::TimePoint end(const RowQuorum& quorum);
-  CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least) const;
+  CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least);
   void take(Answer& answer, const PassEvents& events);
   void give_up_rest(const PassEvents& events, bool settled);
   void blame_silent();
@@ -79,6 +79,7 @@ class Pass {
   CallBatch batch_;
   std::vector<std::optional<Error>> failures_;  // One per call of the batch.
   std::optional<CallBatch::TimePoint> end_of_grace_;
+  std::vector<std::optional<std::chrono::nanoseconds>> usual_;  // Times of the calls' experts, as far as asked for.
   CallBatch::TimePoint last_useful_;
   std::chrono::nanoseconds slowest_answer_{0};
   std::chrono::nanoseconds lost_{0};

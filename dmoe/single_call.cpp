@@ -31,8 +31,13 @@ Result<ExpertInfo> read_info(net::schema::ExpertInfo::Reader reader) {
   if (inputs.has_error()) return inputs.error();
   auto outputs = read_specs(reader.getOutputs());
   if (outputs.has_error()) return outputs.error();
+  std::vector<Compression> compressions;
+  for (const auto offered : reader.getCompressions()) {
+    if (const auto known = net::from_wire(offered); known.has_value()) compressions.push_back(*known);
+  }
   return ExpertInfo{reader.getUid().cStr(), reader.getArchitecture().cStr(), std::move(*inputs),
-                    std::move(*outputs),    reader.getMaxBatchSize(),        reader.getUpdates()};
+                    std::move(*outputs),    reader.getMaxBatchSize(),        reader.getUpdates(),
+                    std::move(compressions)};
 }
 
 }  // namespace

@@ -20,6 +20,15 @@ constexpr std::chrono::milliseconds kFirstCheck{1'000};
 
 using Report = Result<dht::AnnounceReport>;
 
+/// @return false when `stop` was requested.
+bool pause_for(std::chrono::milliseconds time, const std::stop_token& stop) {
+  std::mutex mutex;
+  std::condition_variable_any never;
+  std::unique_lock lock(mutex);
+  never.wait_for(lock, stop, time, [] { return false; });
+  return !stop.stop_requested();
+}
+
 std::string listed(const std::vector<ExpertUid>& uids) {
   constexpr std::size_t kMost = 8;
   std::string text;
@@ -29,9 +38,10 @@ std::string listed(const std::vector<ExpertUid>& uids) {
 
 }  // namespace
 
-Announcer::Announcer(dht::ExpertDirectory& directory, ExpertHost& host, net::RpcClient& client, net::PeerId self,
-                     AnnouncerOptions options)
+Announcer::Announcer(dht::ExpertDirectory& directory, ReachCheck& reach, ExpertHost& host, net::RpcClient& client,
+                     net::PeerId self, AnnouncerOptions options)
     : directory_(directory),
+      reach_(reach),
       host_(host),
       client_(client),
       self_(self),
@@ -106,16 +116,33 @@ Result<void> Announcer::start(const std::stop_token& stop) {
   if (uids.size() < wanted()) {
     spdlog::warn("{} of {} experts wanted: the others are hosted by other servers", uids.size(), wanted());
   }
-  if (auto announced = announce(stop); !announced) return announced;
+  if (!wait_until_reached(stop)) return Error{Errc::kCancelled, "the start was given up", {}};
+  if (auto told = tell(host_.table().uids(), stop); !told) return told;
   spdlog::info("hosting {} experts, {} of them from checkpoints: {}", uids.size(), restored,
                listed({uids.begin(), uids.end()}));
   thread_ = std::jthread([this](const std::stop_token& token) { run(token); });
   return {};
 }
 
+/// Until then clients would find experts that they cannot call.
+bool Announcer::wait_until_reached(const std::stop_token& stop) {
+  do {
+    announced_ = reach_.check(stop);
+    if (!announced_.empty()) return !stop.stop_requested();
+  } while (pause_for(options_.heartbeat, stop));
+  return false;
+}
+
+/// At the endpoints that others reach; none (where nobody could tell at first): what was announced is withdrawn.
 Result<void> Announcer::announce(const std::stop_token& stop) {
+  announced_ = reach_.check(stop);
+  if (announced_.empty()) return tell({}, stop);
+  return tell(host_.table().uids(), stop);
+}
+
+Result<void> Announcer::tell(std::vector<ExpertUid> uids, const std::stop_token& stop) {
   const auto answer = Arrival<Report>::make();
-  directory_.announce(host_.table().uids(), options_.announced, options_.ttl,
+  directory_.announce(std::move(uids), announced_, options_.ttl,
                       [answer](Report report) { answer->set(std::move(report)); });
   const auto report = answer->wait(kAnnounceLimit, stop);
   if (stop.stop_requested()) return Error{Errc::kCancelled, "the announcement was given up", {}};
@@ -129,13 +156,8 @@ Result<void> Announcer::announce(const std::stop_token& stop) {
 }
 
 void Announcer::run(const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any never;
   auto pause = std::min(kFirstCheck, options_.heartbeat);
-  while (!stop.stop_requested()) {
-    std::unique_lock lock(mutex);
-    never.wait_for(lock, stop, pause, [] { return false; });
-    if (stop.stop_requested()) return;
+  while (pause_for(pause, stop)) {
     pause = options_.heartbeat;
     unreachable_.clear();
     const bool lost = yield_lost(stop);

@@ -1,6 +1,7 @@
 #include "expert_server/batch_execution.hpp"
 
 #include "expert_server/device.hpp"
+#include "expert_server/request_clipping.hpp"
 #include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
@@ -71,6 +72,9 @@ std::size_t answer(const ExpertBackend& backend, std::vector<Task>& tasks, const
   for (auto& task : tasks) {
     auto own = rows_of(results, first, task.rows, all);
     first += task.rows;
+    if (task.gradient_divisor != 1) {
+      for (auto& gradient : own) gradient = gradient.mul(task.gradient_divisor);
+    }
     if (!finite(own)) {
       ++failed;
       task.reply->fail(not_finite(backend, "results of"));
@@ -169,6 +173,7 @@ std::size_t execute_batch(ExpertBackend& backend, Direction direction, std::vect
     } else if (task.rows == 0) {
       failed += answer_empty(backend, direction, task) ? 0 : 1;
     } else {
+      if (direction == Direction::kBackward) clip_gradients(task, backend.uid_text());
       sound.push_back(std::move(task));
     }
   }

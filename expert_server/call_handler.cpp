@@ -18,6 +18,20 @@ std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
+/// A wish: one that this server does not know is not granted.
+Compression wanted_compression(const Call::Reader& call, Direction direction) {
+  const auto wanted = direction == Direction::kForward ? call.getForward().getReplyCompression()
+                                                       : call.getBackward().getReplyCompression();
+  const auto known = net::from_wire(wanted);
+  return known ? *known : Compression::kNone;
+}
+
+/// What decoding the call's compressed tensors allocates, at most.
+std::uint64_t expanded_bytes_of(const Call::Reader& call, Direction direction) {
+  if (direction == Direction::kForward) return net::expanded_bytes(call.getForward().getInputs());
+  return net::expanded_bytes(call.getBackward().getInputs()) + net::expanded_bytes(call.getBackward().getGradOutputs());
+}
+
 /// The answer to one forward or backward call.
 class RpcReply final : public TaskReply {
  public:
@@ -25,6 +39,7 @@ class RpcReply final : public TaskReply {
            RefusalLog& refusals, CallTrace trace)
       : call_(std::move(call)),
         direction_(direction),
+        compression_(wanted_compression(call_.reader(), direction)),
         metrics_(metrics),
         meters_(meters),
         refusals_(refusals),
@@ -37,7 +52,7 @@ class RpcReply final : public TaskReply {
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
       const auto count = static_cast<unsigned>(tensors.size());
       const auto list = direction_ == Direction::kForward ? reply.initForward(count) : reply.initBackward(count);
-      const auto encoded = net::encode_tensors(tensors, list, attachments);
+      const auto encoded = net::encode_tensors(tensors, list, attachments, compression_);
       if (!encoded) throw std::runtime_error(describe(encoded.error()));  // Answered as kInternal by the call.
     });
     metrics_.answered(direction_, nullptr);
@@ -56,10 +71,12 @@ class RpcReply final : public TaskReply {
   }
 
   bool cancelled() const override { return call_.cancelled(); }
+  std::string caller() const override { return call_.caller(); }
 
  private:
   net::IncomingCall call_;
   Direction direction_;
+  Compression compression_;
   ServerMetrics& metrics_;
   ExpertMeters* meters_;
   RefusalLog& refusals_;
@@ -162,14 +179,15 @@ void CallHandler::answer_info(net::IncomingCall& call) const {
     write_specs(backend.schema().outputs, info.initOutputs(static_cast<unsigned>(backend.schema().outputs.size())));
     info.setMaxBatchSize(static_cast<std::uint32_t>(backend.max_batch_size()));
     info.setUpdates(backend.updates());
+    auto compressions = info.initCompressions(kCompressions.size());
+    for (unsigned i = 0; i < kCompressions.size(); ++i) compressions.set(i, net::to_wire(kCompressions[i]));
   });
 }
 
-/// Room for the call's tensors and its answer, and, when they come to be computed, for the batch.
+/// Room for `bytes` and, when the call comes to be computed, for the batch.
 Result<MemoryBudget::Lease> CallHandler::reserve(const ExpertBackend& backend, Direction direction, const Task& task,
-                                                 std::uint64_t received) const {
+                                                 std::uint64_t bytes) const {
   const auto limit = budget_->limit();
-  const auto bytes = 2 * received;
   const auto batch = std::min(limit / 2, batch_memory(backend, direction, task));
   if (auto lease = budget_->take(bytes, batch)) return lease;
   const auto mib = [](std::uint64_t count) { return std::to_string(count >> 20U) + " MiB"; };
@@ -198,13 +216,20 @@ Result<void> CallHandler::submit(net::IncomingCall& call, Direction direction) c
 /// An error: the call is not answered yet.
 Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net::IncomingCall& call,
                                 Direction direction) const {
+  // Held while it is not clear whether the call is sound, and how large.
+  const auto expanded = expanded_bytes_of(call.reader(), direction);
+  const auto expanding = budget_->take(expanded);
+  if (!expanding) return Error{Errc::kOverloaded, "no memory to expand the call's compressed tensors", kMemoryRetry};
   Task task;
   if (auto decoded = decode(call.reader(), direction, call.frame(), task); !decoded) return decoded;
   if (auto checked = check(expert->backend->schema(), direction, task); !checked) return checked;
   const auto bytes = bytes_of(task.inputs) + bytes_of(task.grad_outputs);
   metrics_.received(direction, bytes);
   if (expert->meters != nullptr) expert->meters->received(direction, bytes);
-  auto lease = reserve(*expert->backend, direction, task, bytes);
+  // The answer may be as large as the call. The call's own bytes are counted with their frame, unless it was small or
+  // they lie elsewhere now.
+  const bool counted = call.frame_is_counted() && expanded == 0;
+  auto lease = reserve(*expert->backend, direction, task, counted ? bytes : 2 * bytes);
   if (!lease) return lease.error();
   task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();

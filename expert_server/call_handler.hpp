@@ -25,7 +25,7 @@ class CallHandler {
  private:
   Error unknown(std::string_view uid) const;
   Result<MemoryBudget::Lease> reserve(const ExpertBackend& backend, Direction direction, const Task& task,
-                                      std::uint64_t received) const;
+                                      std::uint64_t bytes) const;
   Result<void> queue(const std::shared_ptr<HostedExpert>& expert, net::IncomingCall& call, Direction direction) const;
   void answer_info(net::IncomingCall& call) const;
   Result<void> submit(net::IncomingCall& call, Direction direction) const;

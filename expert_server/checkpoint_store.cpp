@@ -1,5 +1,6 @@
 #include "expert_server/checkpoint_store.hpp"
 
+#include "expert_server/invalid.hpp"
 #include "expert_server/safetensors.hpp"
 
 #include <spdlog/spdlog.h>
@@ -22,8 +23,6 @@ constexpr const char* kFormat = "dmoe-expert-1";
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::size_t kDigits = 10;
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 std::string file_name(std::uint64_t number) {
   auto digits = std::to_string(number);

@@ -2,6 +2,7 @@
 
 #include "expert_server/architectures.hpp"
 #include "expert_server/device.hpp"
+#include "expert_server/invalid.hpp"
 
 #include <torch/autograd.h>
 #include <torch/types.h>
@@ -13,8 +14,6 @@
 
 namespace dmoe::expert_server {
 namespace {
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 std::string shape_text(at::IntArrayRef sizes) {
   std::string text = "[";

@@ -1,11 +1,11 @@
 #include "expert_server/expert_factory.hpp"
 
+#include "expert_server/invalid.hpp"
+
 #include <utility>
 
 namespace dmoe::expert_server {
 namespace {
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 std::string text_of(const std::map<std::string, std::string>& arguments) {
   std::string text;

@@ -1,6 +1,7 @@
 #include "expert_server/optimizer.hpp"
 
 #include "expert_server/device_steps.hpp"
+#include "expert_server/invalid.hpp"
 #include "expert_server/large_pages.hpp"
 #include "expert_server/optimizer_steps.hpp"
 
@@ -15,8 +16,6 @@
 
 namespace dmoe::expert_server {
 namespace {
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, double scale, double rate) {
   const double first = 1 - std::pow(settings.beta1, static_cast<double>(step));

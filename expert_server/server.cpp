@@ -3,12 +3,14 @@
 #include "expert_server/announced_endpoints.hpp"
 #include "expert_server/announcer.hpp"
 #include "expert_server/arrival.hpp"
+#include "expert_server/arriving_calls.hpp"
 #include "expert_server/call_handler.hpp"
 #include "expert_server/checkpoint_timer.hpp"
 #include "expert_server/data_directory.hpp"
 #include "expert_server/device.hpp"
 #include "expert_server/expert_factory.hpp"
 #include "expert_server/expert_size.hpp"
+#include "expert_server/invalid.hpp"
 #include "expert_server/server_ports.hpp"
 #include "expert_server/status_routes.hpp"
 
@@ -39,8 +41,6 @@ constexpr std::size_t kMostDevices = 64;
 constexpr std::uint64_t kConnectionBytes = 16UL * 1024;        ///< What an idle one holds, buffers in the kernel aside.
 constexpr std::uint64_t kLeastCallMemory = 1UL * 1024 * 1024;  ///< Less cannot hold one call of a small expert.
 constexpr std::uint64_t kLeastMemory = 512UL * 1024 * 1024;    ///< Default where the machine does not tell.
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 /// What `max_memory` leaves for calls once every connection has its share.
 Result<std::uint64_t> call_memory(const ServerOptions& options) {
@@ -149,7 +149,8 @@ class Server::Impl {
         host_(host_options(options_, directory_), metrics_),
         budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
         handler_(host_.table(), host_.runtimes(), metrics_, budget_, std::move(trace)),
-        sources_{registry_, host_, false, net::to_string(identity_.peer_id())},
+        dht_status_(registry_, net::to_string(identity_.peer_id())),
+        sources_{registry_, host_, false, net::to_string(identity_.peer_id()), dht_status_},
         client_(io_.get_executor()) {
     auto& held = registry_.gauge("dmoe_expert_call_memory_bytes", "Memory that calls hold or are expected to need.");
     registry_.gauge("dmoe_expert_call_memory_limit_bytes", "What max_memory leaves for calls.")
@@ -172,11 +173,11 @@ class Server::Impl {
     if (!endpoints) return endpoints.error();
     announced_ = std::move(*endpoints);
     if (auto joined = join(abort); !joined) return joined;
-    announcer_.emplace(ports_.dht->directory(), host_, client_, identity_.peer_id(),
+    sources_.reach = &reach_.emplace(*ports_.dht, announced_);
+    announcer_.emplace(ports_.dht->directory(), *reach_, host_, client_, identity_.peer_id(),
                        AnnouncerOptions{.pattern = pattern_,
                                         .num_experts = options_.num_experts,
                                         .own = own_endpoint(options_.listen, ports_.rpc->port()),
-                                        .announced = announced_,
                                         .heartbeat = options_.heartbeat,
                                         .ttl = options_.announcement_ttl,
                                         .seed = options_.seed});
@@ -232,6 +233,8 @@ class Server::Impl {
       rpc.listen = options_.listen;
       rpc.max_frame_bytes = options_.max_frame_bytes;
       rpc.max_connections = options_.max_connections;
+      rpc.frame_budget = std::make_shared<ArrivingCalls>(budget_);
+      rpc.frame_patience = options_.memory_patience;
       rpc.metrics = &registry_;
       auto server = std::make_unique<net::RpcServer>(
           io_, rpc, [this](net::IncomingCall call) { handler_.handle(std::move(call)); });
@@ -246,6 +249,7 @@ class Server::Impl {
     auto ports = bind_ports(io_, identity_, dht, make_rpc);
     if (!ports) return ports.error();
     ports_ = std::move(*ports);
+    dht_status_.watch(*ports_.dht);
     return {};
   }
 
@@ -283,10 +287,12 @@ class Server::Impl {
   ExpertHost host_;
   std::shared_ptr<MemoryBudget> budget_;
   CallHandler handler_;
+  DhtStatus dht_status_;
   StatusSources sources_;
   net::RpcClient client_;  ///< For calls to itself and to rivals for a UID.
   ServerPorts ports_;
   std::vector<net::Endpoint> announced_;
+  std::optional<ReachCheck> reach_;
   std::optional<Announcer> announcer_;
   std::optional<CheckpointTimer> checkpoint_timer_;
   std::mutex refresh_mutex_;

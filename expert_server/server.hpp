@@ -78,9 +78,11 @@ struct ServerOptions {
   int io_threads = 1;      ///< Threads that run sockets and the DHT.
   std::uint64_t seed = 0;  ///< Of initial weights and random claims; 0: from the operating system.
 
-  /// Bytes that queued calls, their activations and connections may hold together, beside weights and optimizer state;
-  /// beyond it calls are refused with kOverloaded. 0: a quarter of the machine's memory.
+  /// Bytes that arriving and queued calls, their activations and connections may hold together, beside weights and
+  /// optimizer state. Before it is reached connections are not read; calls that found no room within memory_patience
+  /// are refused with kOverloaded. 0: a quarter of the machine's memory.
   std::uint64_t max_memory = 0;
+  std::chrono::milliseconds memory_patience{2'000};  ///< How long an arriving call waits for memory, unread.
   /// Experts in memory; the others lie in `data_dir`, which must be set, and come back when they are called. 0: all.
   std::size_t max_resident_experts = 0;
 
@@ -104,7 +106,8 @@ struct ServerOptions {
 class Server {
  public:
   /// Binds, joins the DHT, loads or makes the experts, calls each through the own socket, announces them. Returns when
-  /// they are announced; it may take as long as `join_timeout` and the checkpoints' size ask for.
+  /// they are announced; it may take as long as `join_timeout` and the checkpoints' size ask for. While other nodes say
+  /// that they cannot reach any announced endpoint it announces nothing and waits (one log line names the endpoint).
   /// kUnavailable: port taken, data directory in use, no initial peer answered, or every UID of the pattern is hosted
   /// by others; kInvalidArgument: pattern, option or checkpoint that does not fit; kCancelled: `abort` was requested.
   static Result<std::unique_ptr<Server>> start(ServerOptions options, std::stop_token abort = {});
@@ -114,7 +117,7 @@ class Server {
 
   std::uint16_t port() const noexcept;
   const net::PeerId& peer_id() const noexcept;
-  const std::vector<net::Endpoint>& announced() const noexcept;  ///< As written into the DHT.
+  const std::vector<net::Endpoint>& announced() const noexcept;  ///< What the DHT is told, as far as others reach it.
   std::vector<ExpertUid> experts() const;  ///< Hosted now, ascending; changes when a claim was lost to another server.
   dht::Service& dht() noexcept;
 

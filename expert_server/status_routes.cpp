@@ -14,10 +14,26 @@ net::HttpResponse readiness(const StatusSources& sources) {
   return {503, "text/plain; charset=utf-8", "not ready: experts are not announced\n"};
 }
 
+/// null: nobody could tell.
+Json reachable(dht::Reach reach) {
+  return reach == dht::Reach::kUnknown ? Json() : Json(reach == dht::Reach::kReachable);
+}
+
+Json endpoints(const StatusSources& sources) {
+  auto list = Json::array();
+  const ReachCheck* reach = sources.reach;
+  if (reach == nullptr) return list;
+  for (const auto& [endpoint, known] : reach->latest()) {
+    list.push_back({{"endpoint", net::to_string(endpoint)}, {"reachable", reachable(known)}});
+  }
+  return list;
+}
+
 net::HttpResponse status(const StatusSources& sources) {
   const auto load = sources.host.runtimes().load();
   return json_response({{"peer_id", sources.peer_id},
                         {"ready", sources.ready.load()},
+                        {"endpoints", endpoints(sources)},
                         {"experts", sources.host.table().uids().size()},
                         {"queued_calls", load.tasks},
                         {"queued_rows", load.rows}});
@@ -50,6 +66,7 @@ void add_status_routes(net::RpcServer& server, const StatusSources& sources) {
   server.route("/readyz", [&sources] { return readiness(sources); });
   server.route("/metrics", net::metrics_route(sources.metrics));
   server.route("/api/v1/status", [&sources] { return status(sources); });
+  server.route("/api/v1/dht", [&sources] { return sources.dht.describe(sources.ready.load()); });
   server.route("/api/v1/experts", [&sources] { return experts(sources); });
 }
 

@@ -30,6 +30,7 @@ struct Find {
   nodesPerKey @1 :UInt8;       # 0 to 20.
   flags @2 :UInt8;             # Bit 0: records wanted. Bit 1: copies cached along the path will do.
   from @3 :UInt32;             # With one key: skip that many records.
+  turns @4 :Data;              # Empty, or a byte per key: where its records shall begin, in 256ths of them, and go round.
 }
 
 struct Record {
@@ -76,8 +77,9 @@ struct Fetch {
 
 struct Probe {
   # Dial-back: a node (stage 0) asks a second one to have a third one (stage 1) knock (stage 2) at its own IP address.
+  # Stage 3: it asks the second one to open a TCP connection there itself.
   stage @0 :UInt8;
-  port @1 :UInt16;             # Stage 0: at which port; 0: the one the request came from.
+  port @1 :UInt16;             # Stage 0: at which port; 0: the one the request came from. Stage 3: which TCP port.
   nonce @2 :UInt64;            # Chosen by the first node, repeated in each stage.
   target @3 :List(UInt64);     # Stage 1: where to knock, as in Reply.observed.
 }
@@ -99,6 +101,8 @@ struct KeyRecords {
   cached @1 :Bool;             # From this node's cache: it is no holder.
   total @2 :UInt32;            # Records held under the key, tombstones included.
   records @3 :List(Record);
+  from @4 :UInt32;             # How many of them in their order lie before the first one here; they go round.
+  tags @5 :List(UInt16);       # Empty, or one per record held, in their order: see docs/dht-protocol.md, "Pages".
 }
 
 struct Part {

@@ -192,7 +192,7 @@ TEST_CASE("A node tells its statistics", "[e2e]") {
   CHECK(contains(text.out, "records held"));
 }
 
-TEST_CASE("Of an expert server statistics are what a client sees", "[e2e]") {
+TEST_CASE("An expert server tells its statistics like any node", "[e2e]") {
   const auto directory = test_directory();
   const RunningNode server(directory.path(), "server",
                            {"serve", "ffn.[0:1].[0:1]", "--expert", "nop", "--hidden-dim", "8", "--threads", "1"});
@@ -201,7 +201,32 @@ TEST_CASE("Of an expert server statistics are what a client sees", "[e2e]") {
   REQUIRE(run.status.code == 0);
   const auto json = nlohmann::json::parse(run.out);
   CHECK(json.at("peer_id") == server.ready().peer_id);
-  CHECK(json.at("nodes_known").get<int>() >= 1);
+  CHECK(json.at("source") == "node");
+  CHECK(json.at("nodes_known") == 0);   // It is the first one.
+  CHECK(json.at("records_held") == 2);  // Under ffn. and ffn.0.
+  CHECK(contains(test::http_get(server.endpoint(), "/metrics"), "dmoe_dht_stored_records 2"));
+}
+
+TEST_CASE("An option of a node given to a command without one is refused and named", "[e2e]") {
+  const auto directory = test_directory();
+  const RunningNode node(directory.path(), "dht", {"dht", "run"});
+  for (std::vector<std::string> arguments :
+       {std::vector<std::string>{"dht", "put", "k", "v", "--listen", "127.0.0.1:0"},
+        std::vector<std::string>{"dht", "--allow-alone", "get", "k"},
+        std::vector<std::string>{"dht", "--data-dir", directory.path().string(), "put", "k", "v"}}) {
+    arguments.insert(arguments.end(), {"--initial-peers", node.address()});
+    const Finished run = run_dmoe(arguments);
+    INFO(run.err);
+    CHECK(run.status.code == 2);
+    CHECK(contains(run.err, "'dmoe dht run'"));
+    CHECK(run.out.empty());
+  }
+  // The same in the node's section of a file is for the node.
+  const auto config = directory.path() / "dmoe.toml";
+  test::write_text(config, "[dht]\nlisten = \"127.0.0.1:0\"\ninitial-peers = [\"" + node.address() + "\"]\n");
+  const Finished put = run_dmoe({"--config", config.string(), "dht", "put", "k", "v"});
+  INFO(put.err);
+  CHECK(put.status.code == 0);
 }
 
 TEST_CASE("Initial peers of the dht section serve its records commands", "[e2e]") {

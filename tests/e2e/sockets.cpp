@@ -73,16 +73,20 @@ std::string TcpConnection::receive_until_closed(std::chrono::steady_clock::time_
   }
 }
 
-HeldPort::HeldPort(Kind kind) : fd_(open_socket(kind == Kind::kTcp ? SOCK_STREAM : SOCK_DGRAM)) {
+HeldPort::HeldPort(Kind kind) : fd_(open_socket(kind == Kind::kUdp ? SOCK_DGRAM : SOCK_STREAM)) {
   sockaddr_in address = address_of({"127.0.0.1", 0});
   socklen_t size = sizeof(address);
-  const bool held = bind(fd_, generic(address), size) == 0 && (kind == Kind::kUdp || listen(fd_, 1) == 0) &&
+  const bool held = bind(fd_, generic(address), size) == 0 && (kind != Kind::kTcp || listen(fd_, 1) == 0) &&
                     getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   if (!held) throw std::system_error(errno, std::generic_category(), "hold a port");
   port_ = ntohs(address.sin_port);
 }
 
 HeldPort::~HeldPort() { close(fd_); }
+
+void HeldPort::open() {
+  if (listen(fd_, SOMAXCONN) != 0) throw std::system_error(errno, std::generic_category(), "open a port");
+}
 
 void send_datagram(const net::Endpoint& to, const std::string& bytes) {
   const int fd = open_socket(SOCK_DGRAM);

@@ -29,11 +29,17 @@ class TcpConnection {
 /// Holds a loopback port, TCP or UDP, so that nobody else can bind it.
 class HeldPort {
  public:
-  enum class Kind { kTcp, kUdp };
+  enum class Kind {
+    kTcp,
+    kUdp,
+    kClosedTcp,  ///< Connections are refused, until `open`.
+  };
   explicit HeldPort(Kind kind);
   ~HeldPort();
   HeldPort(const HeldPort&) = delete;
   HeldPort& operator=(const HeldPort&) = delete;
+  /// From now on connections to a closed port are taken.
+  void open();
   std::uint16_t port() const noexcept { return port_; }
   net::Endpoint endpoint() const { return {"127.0.0.1", port_}; }
 

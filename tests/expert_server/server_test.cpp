@@ -124,7 +124,7 @@ TEST_CASE("the seed of a call decides its dropout mask and backward draws the sa
   }
 }
 
-TEST_CASE("a transformer takes a padding mask as its second input over the wire", "[server]") {
+TEST_CASE("a6 a transformer takes a padding mask as its second input over the wire", "[server][a6]") {
   auto options = small_server("transformer.[0:1]");
   options.expert.architecture = "transformer";
   options.expert.arguments = {{"padding_mask", "1"}};
@@ -147,6 +147,9 @@ TEST_CASE("a transformer takes a padding mask as its second input over the wire"
   CHECK(caller.forward("transformer.0", {x}).error().code == Errc::kInvalidArgument);
   const auto short_mask = torch::zeros({2, 3}, at::kBool);
   CHECK(caller.forward("transformer.0", {x, short_mask}).has_error());
+  // A size is measured on the tensor that has it, also on the second one.
+  const auto long_mask = torch::zeros({10'000, 4}, at::kBool);
+  CHECK(caller.forward("transformer.0", {x, long_mask}).error().code == Errc::kInvalidArgument);
 }
 
 TEST_CASE("health and readiness and metrics are on the same port", "[server]") {

@@ -89,12 +89,15 @@ void Host::send(const Address& destination, std::span<const std::uint8_t> datagr
   world_.transmit(*this, destination, datagram);
 }
 
+void Host::dial(const Address& to, std::function<void(bool)> done) { world_.connect(*this, to, std::move(done)); }
+
 dht::RandomSource Host::random_source() {
   return [generator = std::mt19937_64(mix(world_.seed_ + 77) ^ mix(index))]() mutable { return generator(); };
 }
 
 dht::Node& Host::start_node(dht::NodeOptions options) {
   node_ = std::make_unique<dht::Node>(*this, *this, random_source(), *store_, *signer_, options);
+  node_->set_dialler(this);
   return *node_;
 }
 
@@ -190,6 +193,17 @@ void World::deliver(std::size_t to, const Datagram& datagram) {
     if (hole == host.holes_.end() || now_ - hole->second > kNatHole) return;
   }
   host.receiver_(source.address, {datagram.bytes.data(), datagram.size});
+}
+
+/// There and back, or the dialler's whole patience where nobody answers.
+void World::connect(Host& from, const Address& to, std::function<void(bool)> done) {
+  const auto found = by_address_.find(to);
+  Host* host = found == by_address_.end() ? nullptr : hosts_[found->second].get();
+  if (host != nullptr) ++host->dialled;
+  const bool there =
+      host != nullptr && host->takes_tcp && !host->cut_off && !from.cut_off && host->island == from.island;
+  const Duration takes = there ? base_round_trip(from.address, to) : dht::kDialLimit;
+  at(now_ + takes, from.index, [done = std::move(done), there] { done(there); });
 }
 
 dht::TimerId World::at(TimePoint when, std::size_t host, std::function<void()> action) {

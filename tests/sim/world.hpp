@@ -48,7 +48,7 @@ class CheapSigner final : public dht::Signer {
 };
 
 /// A machine: an address, a clock, and what runs on it.
-class Host final : public dht::Clock, public dht::DatagramNetwork {
+class Host final : public dht::Clock, public dht::DatagramNetwork, public dht::Dialler {
  public:
   Host(World& world, std::size_t index, Address address);
 
@@ -60,6 +60,7 @@ class Host final : public dht::Clock, public dht::DatagramNetwork {
   bool on_strand() const override;
   void send(const Address& destination, std::span<const std::uint8_t> datagram) override;
   void on_receive(Receiver receiver) override { receiver_ = std::move(receiver); }
+  void dial(const Address& to, std::function<void(bool)> done) override;
 
   /// Starts a DHT node here.
   dht::Node& start_node(dht::NodeOptions options = {});
@@ -76,6 +77,8 @@ class Host final : public dht::Clock, public dht::DatagramNetwork {
   bool cut_off = false;     ///< Nothing goes in or out.
   int island = 0;           ///< Only hosts of the same island reach each other.
   bool behind_nat = false;  ///< Datagrams come in only from where some went out in the last two minutes.
+  bool takes_tcp = false;   ///< Somebody listens for TCP at the own address and port, and no firewall is before it.
+  std::size_t dialled = 0;  ///< TCP connections that others tried to open here.
   std::chrono::milliseconds wall_skew{0};
   std::uint64_t sent = 0;
   std::uint64_t arrived = 0;  ///< Datagrams sent to this address that were not lost, listened to or not.
@@ -152,6 +155,7 @@ class World {
   dht::TimerId at(TimePoint when, std::size_t host, std::function<void()> action);
   void transmit(Host& from, const Address& to, std::span<const std::uint8_t> bytes);
   void deliver(std::size_t to, const Datagram& datagram);
+  void connect(Host& from, const Address& to, std::function<void(bool)> done);
   void cancel(dht::TimerId timer);
   std::function<void()> take_action(std::uint32_t place);
   Duration one_way(const Address& from, const Address& to);
