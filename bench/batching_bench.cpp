@@ -7,7 +7,9 @@
 #include <torch/types.h>
 
 #include <array>
+#include <atomic>
 #include <functional>
+#include <semaphore>
 #include <thread>
 
 namespace dmoe::bench {
@@ -101,11 +103,107 @@ void measure_grouping(const Options& options, Reporter& reporter, std::int64_t r
          rates<2>(settings, rows, options.seconds, [&](Setting& s, int caller) { s.backward(caller, x, gradient); }));
 }
 
+/// A client with a connection of its own that calls again as soon as it is answered, without a thread of its own: on
+/// two cores the threads of many clients would take as much time as the server.
+class RestlessClient {
+ public:
+  RestlessClient(ClientThread& thread, std::uint16_t port, at::Tensor x, bool backward)
+      : client_(thread.executor()), endpoint_{"127.0.0.1", port}, x_(std::move(x)), backward_(backward) {}
+
+  void start() {
+    running_ = true;
+    call();
+  }
+  void stop() {
+    running_ = false;
+    ended_.acquire();
+  }
+  std::int64_t rows() const { return rows_; }  ///< Of whole steps.
+
+ private:
+  void call() {
+    const bool back = backward_ && odd_;
+    std::vector<net::CallSpec> calls;
+    calls.push_back({[this, back](net::schema::Call::Builder call, net::Attachments& attachments) {
+                       const auto fill = [&](auto request) {
+                         request.setUid("ffn.0");
+                         net::encode_tensors({x_}, request.initInputs(1), attachments).value();
+                       };
+                       if (!back) return fill(call.initForward());
+                       auto request = call.initBackward();
+                       fill(request);
+                       net::encode_tensors({x_}, request.initGradOutputs(1), attachments).value();
+                     },
+                     std::chrono::steady_clock::now() + std::chrono::minutes(2),
+                     [this](const Result<net::IncomingReply>& reply) { answered(reply); }});
+    client_.start(endpoint_, std::move(calls));
+  }
+
+  void answered(const Result<net::IncomingReply>& reply) {
+    if (reply.has_error()) throw std::runtime_error(describe(reply.error()));
+    odd_ = !odd_;
+    if (!backward_ || !odd_) ++rows_;
+    if (running_) return call();
+    ended_.release();
+  }
+
+  net::RpcClient client_;
+  net::Endpoint endpoint_;
+  at::Tensor x_;
+  bool backward_;
+  bool odd_ = false;
+  std::atomic<bool> running_{false};
+  std::atomic<std::int64_t> rows_{0};
+  std::binary_semaphore ended_{0};
+};
+
+double restless_rate(std::uint16_t port, const at::Tensor& x, bool backward, double seconds) {
+  constexpr int kFewCallers = 16;
+  ClientThread thread;
+  std::vector<std::unique_ptr<RestlessClient>> clients;
+  for (int i = 0; i < kFewCallers; ++i) {
+    clients.push_back(std::make_unique<RestlessClient>(thread, port, x, backward));
+  }
+  const auto rows = [&] {
+    std::int64_t sum = 0;
+    for (const auto& client : clients) sum += client->rows();
+    return sum;
+  };
+  for (const auto& client : clients) client->start();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // Until batches have their usual size.
+  const auto before = rows();
+  const auto start = std::chrono::steady_clock::now();
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  const auto counted = rows() - before;
+  const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (const auto& client : clients) client->stop();
+  return static_cast<double>(counted) / took;
+}
+
+/// One row a call and 16 callers of one expert: forward, and a forward followed by its backward.
+void measure_callers(const Options& options, Reporter& reporter, std::int64_t hidden) {
+  expert_server::ExpertOptions expert;
+  expert.hidden_dim = hidden;
+  const auto server = serve(expert, "ffn.[0:1]", expert_server::effective_compute_threads(0));
+  const auto x = torch::randn({1, hidden});
+  const auto forward_rate = restless_rate(server->port(), x, false, options.seconds);
+  const auto both_rate = restless_rate(server->port(), x, true, options.seconds);
+  reporter.report("batching", {{"mode", "callers"},
+                               {"clients", 16},
+                               {"rows", 1},
+                               {"hidden", hidden},
+                               {"forward_rows_per_s", forward_rate},
+                               {"forward_backward_rows_per_s", both_rate}});
+}
+
 }  // namespace
 
 void batching_suite(const Options& options, Reporter& reporter) {
   if (!options.mode || *options.mode == "batched") measure_batching(options, reporter, 1'024);
   if (!options.mode || *options.mode == "grouped") measure_grouping(options, reporter, 4, 256);
+  if (options.mode && *options.mode != "callers") return;
+  measure_callers(options, reporter, 64);
+  measure_callers(options, reporter, 1'024);
 }
 
 }  // namespace dmoe::bench

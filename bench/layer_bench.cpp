@@ -143,7 +143,7 @@ void compare(const Configuration& c, const std::string& mode, DMoE& remote, cons
 }
 
 void measure(const Configuration& c, const Options& options, Reporter& reporter) {
-  const ServerProcesses servers(c.patterns, c.features, options.compute_threads);
+  const ServerProcesses servers(ffn_servers(c.patterns, c.features, options.compute_threads));
   torch::manual_seed(options.seed);
   const auto client =
       Client::connect(ClientOptions().initial_peers({"127.0.0.1:" + std::to_string(servers.first_port())}));

@@ -1,6 +1,8 @@
 // dmoe-bench: every figure that docs/benchmarks.md quotes.
 #include "bench/suite.hpp"
 
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 
 #include <csignal>
@@ -43,6 +45,8 @@ std::string check_grid(const std::string& text) {
 
 int main(int argc, char* argv[]) {
   (void)std::signal(SIGPIPE, SIG_IGN);
+  spdlog::set_default_logger(spdlog::stderr_color_mt("dmoe-bench"));  // stdout is for results.
+  spdlog::set_level(spdlog::level::warn);
   CLI::App app(
       "Measures dmoe on this machine. Each suite measures its own baseline in the same run, so that a ratio "
       "means something on a noisy machine.");
@@ -66,6 +70,15 @@ int main(int argc, char* argv[]) {
                      "Compute threads of each server process, 0: the server's default (layer)")
         ->capture_default_str();
     command->add_option("--grid", grids, "Grid sizes such as 32,32; repeatable (beam)")->check(check_grid);
+    command
+        ->add_option("--distribution", options.distribution,
+                     "Of delays: exponential, constant or weibull with --shape; weibull of shape 1 is the exponential "
+                     "distribution, which the paper used (latency)")
+        ->check(CLI::IsMember({"exponential", "constant", "weibull"}))
+        ->capture_default_str();
+    command->add_option("--shape", options.shape, "Shape of the Weibull distribution (latency)")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     command->add_option("--mode", options.mode, "Run only this part of the suite");
     command->callback([&chosen, &here = suites.back()] { chosen = &here; });
   }

@@ -4,10 +4,16 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -39,10 +45,33 @@ void set_no_delay(const Socket& socket) {
   if (::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0) fail("setsockopt");
 }
 
+/// Memory in huge pages where they help, all of it touched.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t size) : size_(size), mapped_((size + kHugePage - 1) / kHugePage * kHugePage) {
+    void* pages = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) fail("mmap");
+    (void)::madvise(pages, mapped_, MADV_HUGEPAGE);
+    bytes_ = static_cast<char*>(pages);
+    std::memset(bytes_, 1, size);
+  }
+  ~Buffer() { ::munmap(bytes_, mapped_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  char* data() const noexcept { return bytes_; }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  static constexpr std::size_t kHugePage = 2UL * 1024 * 1024;
+  std::size_t size_;
+  std::size_t mapped_;
+  char* bytes_;
+};
+
 /// @return false at the end of the stream.
-bool read_all(const Socket& socket, std::vector<char>& bytes) {
+bool read_all(const Socket& socket, const Buffer& bytes, std::size_t piece) {
   for (std::size_t done = 0; done < bytes.size();) {
-    const auto got = ::recv(socket.get(), bytes.data() + done, bytes.size() - done, 0);
+    const auto got = ::recv(socket.get(), bytes.data() + done, std::min(piece, bytes.size() - done), 0);
     if (got < 0) fail("recv");
     if (got == 0) return false;
     done += static_cast<std::size_t>(got);
@@ -50,9 +79,9 @@ bool read_all(const Socket& socket, std::vector<char>& bytes) {
   return true;
 }
 
-void write_all(const Socket& socket, const std::vector<char>& bytes) {
+void write_all(const Socket& socket, const Buffer& bytes, std::size_t piece) {
   for (std::size_t done = 0; done < bytes.size();) {
-    const auto put = ::send(socket.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+    const auto put = ::send(socket.get(), bytes.data() + done, std::min(piece, bytes.size() - done), MSG_NOSIGNAL);
     if (put < 0) fail("send");
     done += static_cast<std::size_t>(put);
   }
@@ -61,7 +90,8 @@ void write_all(const Socket& socket, const std::vector<char>& bytes) {
 /// A peer on its own thread that reads `request` bytes and answers with `reply` bytes, until the connection ends.
 class Peer {
  public:
-  Peer(std::size_t request, std::size_t reply) : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  Peer(std::size_t request, std::size_t reply, std::size_t piece)
+      : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -69,7 +99,7 @@ class Peer {
     if (::listen(listener_.get(), 1) != 0) fail("listen");
     socklen_t size = sizeof(address_);
     if (::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address_), &size) != 0) fail("getsockname");
-    thread_ = std::thread([this, request, reply] { serve(request, reply); });
+    thread_ = std::thread([this, request, reply, piece] { serve(request, reply, piece); });
   }
   ~Peer() { thread_.join(); }
   Peer(const Peer&) = delete;
@@ -81,12 +111,12 @@ class Peer {
   }
 
  private:
-  void serve(std::size_t request, std::size_t reply) const {
+  void serve(std::size_t request, std::size_t reply, std::size_t piece) const {
     const Socket connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     set_no_delay(connection);
-    std::vector<char> in(request);
-    const std::vector<char> out(reply);
-    while (read_all(connection, in)) write_all(connection, out);
+    const Buffer in(request);
+    const Buffer out(reply);
+    while (read_all(connection, in, piece)) write_all(connection, out, piece);
   }
 
   Socket listener_;
@@ -94,21 +124,28 @@ class Peer {
   std::thread thread_;
 };
 
-/// Microseconds of each exchange.
-std::vector<double> exchange(std::size_t request, std::size_t reply, std::chrono::duration<double> duration) {
-  const Peer peer(request, reply);
+/// Microseconds of each exchange, `in_flight` at a time. TCP keeps the order: the next reply is the oldest message's.
+std::vector<double> exchange(std::size_t request, std::size_t reply, std::size_t in_flight, Seconds duration,
+                             std::size_t piece = std::numeric_limits<std::size_t>::max()) {
+  const Peer peer(request, reply, piece);
   const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));  // Closed first: that ends the peer's loop.
   peer.connect(socket);
-  const std::vector<char> out(request);
-  std::vector<char> in(reply);
+  const Buffer out(request);
+  const Buffer in(reply);
   std::vector<double> samples;
+  std::deque<Clock::time_point> sent;
+  const auto send = [&](Clock::time_point now) {
+    sent.push_back(now);
+    write_all(socket, out, piece);
+  };
   const auto end = Clock::now() + duration;
-  for (auto before = Clock::now(); before < end || samples.size() < 2;) {
-    write_all(socket, out);
-    if (!read_all(socket, in)) throw std::runtime_error("the echo ended early");
-    const auto after = Clock::now();
-    samples.push_back(std::chrono::duration<double, std::micro>(after - before).count());
-    before = after;
+  for (std::size_t i = 0; i < in_flight; ++i) send(Clock::now());
+  while (!sent.empty()) {
+    if (!read_all(socket, in, piece)) throw std::runtime_error("the echo ended early");
+    const auto now = Clock::now();
+    samples.push_back(std::chrono::duration<double, std::micro>(now - sent.front()).count());
+    sent.pop_front();
+    if (now < end || samples.size() < 2) send(now);
   }
   samples.erase(samples.begin());  // It also paid for the first touch of every page.
   return samples;
@@ -116,14 +153,21 @@ std::vector<double> exchange(std::size_t request, std::size_t reply, std::chrono
 
 }  // namespace
 
-Latency tcp_echo(std::size_t bytes, std::chrono::duration<double> duration) {
-  auto samples = exchange(bytes, bytes, duration);
-  return {percentile(samples, 0.5), percentile(samples, 0.99), samples.size()};
+Latency tcp_echo(std::size_t bytes, std::size_t in_flight, Seconds duration) {
+  const auto begin = Clock::now();
+  auto samples = exchange(bytes, bytes, in_flight, duration);
+  const Seconds taken = Clock::now() - begin;
+  return {percentile(samples, 0.5), percentile(samples, 0.99), static_cast<double>(samples.size()) / taken.count()};
 }
 
-double tcp_stream_gb_per_s(std::size_t bytes, std::chrono::duration<double> duration) {
-  auto samples = exchange(bytes, 1, duration);
-  return static_cast<double>(bytes) / (percentile(samples, 0.5) * 1e3);
+double tcp_stream_gb_per_s(std::size_t bytes, Seconds duration) {
+  constexpr std::size_t kPieces[] = {64UL << 10U, 256UL << 10U, 1UL << 20U, std::numeric_limits<std::size_t>::max()};
+  double best = 0;
+  for (const auto piece : kPieces) {
+    auto samples = exchange(bytes, 1, 1, duration / std::size(kPieces), piece);
+    best = std::max(best, static_cast<double>(bytes) / (percentile(samples, 0.5) * 1e3));
+  }
+  return best;
 }
 
 }  // namespace dmoe::bench

@@ -6,17 +6,20 @@
 
 namespace dmoe::bench {
 
+using Seconds = std::chrono::duration<double>;
+
 struct Latency {
   double p50_us = 0;
   double p99_us = 0;
-  std::size_t samples = 0;
+  double messages_per_s = 0;
 };
 
-/// Round trips of `bytes` each way over a loopback TCP connection between two threads with blocking reads.
-Latency tcp_echo(std::size_t bytes, std::chrono::duration<double> duration);
+/// Round trips of `bytes` each way over a loopback TCP connection between two threads with blocking reads. `in_flight`
+/// messages are on their way at a time: each reply is followed by the next message.
+Latency tcp_echo(std::size_t bytes, std::size_t in_flight, Seconds duration);
 
-/// Bytes per second, in 1e9, of messages of `bytes` one way; each is acknowledged by one byte, as a call is by its
-/// reply.
-double tcp_stream_gb_per_s(std::size_t bytes, std::chrono::duration<double> duration);
+/// Bytes per second, in 1e9, of messages of `bytes` one way, in huge pages; each is acknowledged by one byte, as a call
+/// is by its reply. The best of what a program may do: whole messages in one system call, or 64 KiB to 1 MiB a call.
+double tcp_stream_gb_per_s(std::size_t bytes, Seconds duration);
 
 }  // namespace dmoe::bench

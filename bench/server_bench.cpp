@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kHidden = 1'024;
 constexpr int kClients = 4;
+constexpr std::int64_t kRows = 2'048;  ///< Of one call; other numbers are modes of their own, "forward_512".
 constexpr int kServerRounds = 3;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -106,16 +107,18 @@ void measure_ffn(const Options& options, Reporter& reporter, std::int64_t rows, 
   const auto x = torch::randn({rows, kHidden});
   const auto gradient = torch::randn({rows, kHidden}) / static_cast<double>(rows);
   LocalExpert local;
-  const auto wanted = [&](const char* mode) { return !options.mode || *options.mode == mode; };
+  const std::string suffix = rows == kRows ? "" : "_" + std::to_string(rows);
+  const auto wanted = [&](const std::string& mode) { return !options.mode || *options.mode == mode + suffix; };
   if (wanted("forward")) {
     compare(
-        reporter, "forward", rows, threads, options.seconds, [&] { local.forward(x); },
+        reporter, "forward" + suffix, rows, threads, options.seconds, [&] { local.forward(x); },
         [&](int i) { clients[static_cast<std::size_t>(i)]->forward("ffn.0", x); });
   }
   // One backward call is a forward pass, a backward pass and an optimizer step: the same work as the local step.
   if (wanted("forward_backward")) {
     compare(
-        reporter, "forward_backward", rows, threads, options.seconds, [&] { local.forward_backward(x, gradient); },
+        reporter, "forward_backward" + suffix, rows, threads, options.seconds,
+        [&] { local.forward_backward(x, gradient); },
         [&](int i) { clients[static_cast<std::size_t>(i)]->backward("ffn.0", x, gradient); });
   }
 }
@@ -128,7 +131,7 @@ void measure_nop(const Options& options, Reporter& reporter) {
   const auto server = serve(expert, "nop.[0:1]", 1);
   ClientThread thread;
   ExpertClient client(thread, server->port());
-  const auto floor = tcp_echo(4UL * kHidden, std::chrono::duration<double>(options.seconds));
+  const auto floor = tcp_echo(4UL * kHidden, 1, std::chrono::duration<double>(options.seconds));
   const auto x = torch::randn({1, kHidden});
   std::vector<double> samples;
   client.forward("nop.0", x);
@@ -153,8 +156,8 @@ void server_suite(const Options& options, Reporter& reporter) {
   const int threads = expert_server::effective_compute_threads(0);
   if (!options.mode || *options.mode == "nop_row") measure_nop(options, reporter);
   if (options.mode && *options.mode == "nop_row") return;
+  measure_ffn(options, reporter, kRows, threads);
   measure_ffn(options, reporter, 512, threads);
-  measure_ffn(options, reporter, 2'048, threads);
 }
 
 }  // namespace dmoe::bench

@@ -1,7 +1,5 @@
 #include "bench/server_processes.hpp"
 
-#include "expert_server/server.hpp"
-
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,20 +7,16 @@
 #include <cstdio>
 #include <iostream>
 #include <stdexcept>
+#include <utility>
 
 namespace dmoe::bench {
 namespace {
 
 /// Serves until its parent closes the pipe or dies. Never returns.
-[[noreturn]] void serve(const std::string& pattern, std::int64_t hidden_dim, std::uint16_t peer, int ready,
-                        int compute_threads) {
+[[noreturn]] void serve(expert_server::ServerOptions options, std::uint16_t peer, int ready) {
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  expert_server::ServerOptions options;
   options.listen = {"127.0.0.1", 0};
   if (peer != 0) options.initial_peers = {{"127.0.0.1", peer}};
-  options.expert_pattern = pattern;
-  options.expert.hidden_dim = hidden_dim;
-  options.compute_threads = compute_threads;
   auto server = expert_server::Server::start(std::move(options));
   const std::uint16_t port = server ? (*server)->port() : 0;
   (void)!write(ready, &port, sizeof(port));
@@ -34,9 +28,9 @@ namespace {
 
 }  // namespace
 
-ServerProcesses::ServerProcesses(const std::vector<std::string>& patterns, std::int64_t hidden_dim,
-                                 int compute_threads) {
-  for (const auto& pattern : patterns) {
+ServerProcesses::ServerProcesses(std::vector<expert_server::ServerOptions> servers) {
+  for (auto& options : servers) {
+    const auto pattern = options.expert_pattern;
     int ready[2];
     if (pipe(ready) != 0) throw std::runtime_error("cannot make a pipe");
     const std::uint16_t peer = servers_.empty() ? 0 : servers_.front().port;
@@ -44,7 +38,7 @@ ServerProcesses::ServerProcesses(const std::vector<std::string>& patterns, std::
     server.pid = fork();
     if (server.pid == 0) {
       close(ready[0]);
-      serve(pattern, hidden_dim, peer, ready[1], compute_threads);
+      serve(std::move(options), peer, ready[1]);
     }
     close(ready[1]);
     const bool up = server.pid > 0 && read(ready[0], &server.port, sizeof(server.port)) == sizeof(server.port);
@@ -59,6 +53,24 @@ ServerProcesses::~ServerProcesses() {
     (void)kill(server.pid, SIGKILL);
     (void)waitpid(server.pid, nullptr, 0);
   }
+}
+
+std::vector<std::uint16_t> ServerProcesses::ports() const {
+  std::vector<std::uint16_t> ports;
+  for (const auto& server : servers_) ports.push_back(server.port);
+  return ports;
+}
+
+std::vector<expert_server::ServerOptions> ffn_servers(const std::vector<std::string>& patterns, std::int64_t hidden_dim,
+                                                      int compute_threads) {
+  std::vector<expert_server::ServerOptions> servers;
+  for (const auto& pattern : patterns) {
+    auto& options = servers.emplace_back();
+    options.expert_pattern = pattern;
+    options.expert.hidden_dim = hidden_dim;
+    options.compute_threads = compute_threads;
+  }
+  return servers;
 }
 
 void run_each_in_a_process(std::size_t count, const std::function<void(std::size_t)>& part) {

@@ -2,9 +2,9 @@
 
 #include "cli/command.hpp"
 #include "cli/help_formatter.hpp"
+#include "cli/log_format.hpp"
 #include "cli/options.hpp"
 #include "cli/process_setup.hpp"
-#include "expert_server/log_format.hpp"
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -105,7 +105,7 @@ void set_up_log(const GlobalOptions& options) {
   log->set_level(spdlog::level::from_str(options.log_level));
   // On a terminal a line first wipes the progress bar that may stand there; the bar draws itself anew.
   log->set_pattern(std::string(isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "") + "%Y-%m-%d %H:%M:%S.%e %l %v");
-  if (options.log_format == "json") expert_server::set_log_format(*log, expert_server::LogFormat::kJson);
+  if (options.log_format == "json") set_log_format(*log, LogFormat::kJson);
   log->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(log));
 }

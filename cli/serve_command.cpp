@@ -30,9 +30,15 @@ ReadyLine describe_server(const expert_server::Server& server, const expert_serv
 
 /// What another machine runs to host more of the same grid.
 std::string join_command(const ServeOptions& options) {
-  return "dmoe serve " + shell_word(options.pattern) +
-         (options.num_experts > 0 ? " --num-experts " + std::to_string(options.num_experts) : "") + " --expert " +
-         options.expert.architecture + " --hidden-dim " + std::to_string(options.expert.hidden_dim);
+  // Where experts are claimed at random, there are others to claim.
+  std::string text =
+      "dmoe serve " + shell_word(options.num_experts > 0 ? options.pattern : pattern_beside(options.pattern));
+  if (options.num_experts > 0) text += " --num-experts " + std::to_string(options.num_experts);
+  text += options.expert_script.empty() ? " --expert " + options.expert.architecture
+                                        : " --expert-script " + shell_word(options.expert_script);
+  text += " --hidden-dim " + std::to_string(options.expert.hidden_dim);
+  for (const std::string& argument : options.expert_arguments) text += " --expert-arg " + shell_word(argument);
+  return text;
 }
 
 void warn_of_few_files() {

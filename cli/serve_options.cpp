@@ -4,6 +4,7 @@
 #include "cli/size_estimate.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 namespace dmoe::cli {
@@ -34,6 +35,16 @@ CLI::Validator name_and_value() {
           "", ""};
 }
 
+CLI::Validator device_name() {
+  return {[](std::string& text) -> std::string {
+            const bool indexed = text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 &&
+                                 text.find_first_not_of("0123456789", 5) == std::string::npos;
+            if (text == "cpu" || text == "cuda" || indexed) return {};
+            return "'" + text + "' is no device; for example cpu, cuda or cuda:1";
+          },
+          "", ""};
+}
+
 /// "ffn|nop|transformer"
 std::string any_of(const std::vector<std::string>& words) {
   std::string text;
@@ -59,6 +70,12 @@ void add_expert_options(CLI::App& command, ServeOptions& options) {
       ->type_name(any_of(expert_server::architectures()))
       ->capture_default_str()
       ->check(one_of(expert_server::architectures()));
+  command
+      .add_option(
+          "--expert-script", options.expert_script,
+          "A TorchScript file to host instead (torch.jit.save); its parameters are trained. Its inputs, unless one "
+          "of --hidden-dim floats, are said with --expert-arg 'inputs=float32:64;bool:-1'")
+      ->type_name("FILE");
   command.add_option("--hidden-dim", options.expert.hidden_dim, "Features of one input row (or token)")
       ->type_name("COUNT")
       ->capture_default_str()
@@ -109,7 +126,7 @@ void add_learning_options(CLI::App& command, ServeOptions& options) {
       ->type_size(1)
       ->expected(1)
       ->check(one_of({"true", "false"}));
-  command.add_flag("--frozen", options.expert.frozen, "Serve without learning: backward changes nothing");
+  command.add_flag("--freeze,--frozen", options.expert.frozen, "Serve without learning: backward changes nothing");
   command.add_option("--momentum", options.expert.momentum, "Momentum of sgd; default: the checkpoint's, or 0")
       ->type_name("FACTOR")
       ->check(decimal_number(0, 1, "0.9"));
@@ -161,13 +178,31 @@ void add_storage_options(CLI::App& command, ServeOptions& options) {
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(1, 1'000, "3"));
+  command
+      .add_option(
+          "--max-disk", options.max_disk,
+          "What all checkpoints may take together, in MiB; beyond it the oldest go, never an expert's newest; 0: "
+          "no limit")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(whole_number(0, 1LL << 40, "10240"));
   command.add_flag("--reset-optimizer", options.reset_optimizer,
                    "Accept checkpoints of another optimizer and start its state afresh");
 }
 
 void add_running_options(CLI::App& command, ServeOptions& options) {
   command.option_defaults()->group("Running");
-  command.add_option("--threads", options.threads, "Threads of one computation; 0: as many as other processes leave free")
+  command
+      .add_option(
+          "--device", options.devices,
+          "Where experts are computed; repeatable, also with one device: experts are spread over them, one thread "
+          "each")
+      ->type_name("cpu|cuda[:INDEX] ...")
+      ->capture_default_str()
+      ->delimiter(',')
+      ->check(device_name());
+  command
+      .add_option("--threads", options.threads, "Threads of one computation; 0: as many as other processes leave free")
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(0, 1'024, "2"));
@@ -204,6 +239,17 @@ void add_running_options(CLI::App& command, ServeOptions& options) {
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(0, kMostAskedFor, "64"));
+  command
+      .add_option("--trace-file", options.trace_file,
+                  "Write when each call waited, was computed and was answered to this file, which Perfetto and "
+                  "chrome://tracing open; replaces it")
+      ->type_name("FILE");
+  command
+      .add_option("--max-trace-size", options.max_trace_size,
+                  "Largest size of the trace and of the older FILE.old together, in MiB")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000, "64"));
   command.add_option("--shutdown-grace", options.shutdown_grace, "Time to finish queued calls at the end, in seconds")
       ->type_name("SECONDS")
       ->capture_default_str()
@@ -233,6 +279,22 @@ Result<std::uint64_t> expert_count(const ServeOptions& options) {
   return options.num_experts == 0 ? pattern->size() : options.num_experts;
 }
 
+/// --expert-script is short for --expert script with the file as its argument.
+Result<void> take_script(const std::string& file, expert_server::ExpertOptions& expert) {
+  if (file.empty()) return {};
+  if (expert.architecture != expert_server::ExpertOptions{}.architecture && expert.architecture != "script") {
+    return invalid_option("--expert-script " + file + " and --expert " + expert.architecture +
+                          ": give only one of them");
+  }
+  std::error_code code;
+  if (!std::filesystem::is_regular_file(file, code)) {
+    return invalid_option("--expert-script " + file + ": there is no such file");
+  }
+  expert.architecture = "script";
+  expert.arguments["file"] = std::filesystem::absolute(file, code).string();
+  return {};
+}
+
 Result<void> check_sizes(const ServeOptions& options, const expert_server::ExpertOptions& expert) {
   const auto count = expert_count(options);
   if (!count) return count.error();
@@ -243,7 +305,7 @@ Result<void> check_sizes(const ServeOptions& options, const expert_server::Exper
                            std::to_string(expert.max_batch_size);
   if (auto fits = check_fits(what, size_of_experts(expert, static_cast<double>(resident)), memory_limit(),
                              "lower one of these, host fewer with --num-experts, keep fewer in memory with "
-                             "--max-resident-experts, or serve without learning (--frozen)");
+                             "--max-resident-experts, or serve without learning (--freeze)");
       !fits) {
     return fits;
   }
@@ -289,18 +351,23 @@ Result<expert_server::ServerOptions> to_server_options(const ServeOptions& optio
     const std::size_t equals = argument.find('=');
     server.expert.arguments[argument.substr(0, equals)] = argument.substr(equals + 1);
   }
+  if (auto script = take_script(options.expert_script, server.expert); !script) return script.error();
   if (auto sizes = check_sizes(options, server.expert); !sizes) return sizes.error();
   server.data_dir = std::move(network->data_dir);
   server.identity_file = std::move(network->identity_file);
   server.checkpoint_period = to_milliseconds(options.checkpoint_period);
   server.keep_checkpoints = options.keep_checkpoints;
   server.reset_optimizer = options.reset_optimizer;
+  server.max_disk = options.max_disk * 1024 * 1024;
+  server.devices = options.devices;
   server.compute_threads = options.threads;
   server.io_threads = options.io_threads;
   server.seed = options.seed;
   server.max_queued_batches = options.queue_batches;
   server.max_queued_tasks = options.queue_tasks;
   server.max_memory = options.max_memory * 1024 * 1024;
+  if (!options.trace_file.empty()) server.trace_file = options.trace_file;
+  server.max_trace_bytes = options.max_trace_size * 1024 * 1024;
   server.max_resident_experts = options.max_resident_experts;
   server.batch_timeout = to_milliseconds(options.batch_timeout);
   server.heartbeat = to_milliseconds(options.heartbeat);

@@ -22,13 +22,16 @@ struct ServeOptions {
   std::size_t num_experts = 0;
   expert_server::ExpertOptions expert;
   std::vector<std::string> expert_arguments;
+  std::string expert_script;
 
   NetworkOptions network;
 
   double checkpoint_period = 300;
   std::size_t keep_checkpoints = 3;
+  std::uint64_t max_disk = 0;
   bool reset_optimizer = false;
 
+  std::vector<std::string> devices{"cpu"};
   int threads = 0;
   int io_threads = 1;
   std::uint64_t seed = 0;
@@ -42,6 +45,8 @@ struct ServeOptions {
   std::size_t max_resident_experts = 0;
   std::size_t max_message = 256;
   std::size_t max_connections = 4'096;
+  std::string trace_file;
+  std::uint64_t max_trace_size = 64;
 };
 
 void add_serve_options(CLI::App& command, ServeOptions& options);

@@ -1,8 +1,10 @@
 #include "cli/startup_report.hpp"
 
 #include "cli/announced_address.hpp"
+#include "net/expert_uid.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace dmoe::cli {
 namespace {
@@ -38,6 +40,21 @@ std::string startup_report(const ReadyLine& line, const std::string& join_comman
             " --listen 0.0.0.0:" + port + " --announce THAT_MACHINE:" + port + "\n";
   }
   return text;
+}
+
+std::string pattern_beside(std::string_view text) {
+  auto pattern = parse_uid_pattern(text);
+  if (!pattern) return std::string(text);
+  auto& first = pattern->dimensions.front();
+  const auto size = first.end - first.first;
+  if (first.end > std::numeric_limits<Coordinate>::max() - size) return std::string(text);
+  first = {first.end, static_cast<Coordinate>(first.end + size)};
+  std::string beside = pattern->grid;
+  for (const auto& range : pattern->dimensions) {
+    beside += range.end - range.first == 1 ? "." + std::to_string(range.first)
+                                           : ".[" + std::to_string(range.first) + ":" + std::to_string(range.end) + "]";
+  }
+  return beside;
 }
 
 std::string shell_word(const std::string& text) {

@@ -4,6 +4,7 @@
 #include "cli/ready_line.hpp"
 
 #include <string>
+#include <string_view>
 
 namespace dmoe::cli {
 
@@ -13,5 +14,9 @@ std::string startup_report(const ReadyLine& line, const std::string& join_comman
 
 /// `text` as one word of a POSIX shell.
 std::string shell_word(const std::string& text);
+
+/// The UID pattern of as many experts beside those of `pattern`, in its first dimension: "ffn.[2:4].[0:4]" for
+/// "ffn.[0:2].[0:4]". An expert is hosted by one server, so that a second one cannot have the same pattern.
+std::string pattern_beside(std::string_view pattern);
 
 }  // namespace dmoe::cli

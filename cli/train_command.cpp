@@ -40,12 +40,14 @@ struct TrainOptions {
   double forward_timeout = 5;
   double backward_timeout = 5;
   double timeout_after_k_min = 1;
+  std::string compression = "none";
   double patience = 30;
   std::string data = kDefaultDataDirectory;
   std::int64_t steps = 1'000;
   std::int64_t batch_size = 128;
   double learning_rate = 0.001;
   std::uint64_t seed = 0;
+  int threads = 0;
   std::string save;
   std::string load;
   bool json = false;
@@ -56,6 +58,7 @@ DMoEOptions layer_options(const TrainOptions& options) {
       .k_best(options.k_best)
       .k_min(options.k_min)
       .backward_k_min(options.k_min)
+      .compression(parse_compression(options.compression).value())
       .forward_timeout(to_milliseconds(options.forward_timeout))
       .backward_timeout(to_milliseconds(options.backward_timeout))
       .timeout_after_k_min(to_milliseconds(options.timeout_after_k_min));
@@ -67,6 +70,7 @@ TrainingOptions training_options(const TrainOptions& options) {
   training.batch_size = options.batch_size;
   training.learning_rate = options.learning_rate;
   training.seed = options.seed;
+  training.threads = options.threads;
   training.patience = to_milliseconds(options.patience);
   return training;
 }
@@ -190,6 +194,17 @@ void add_layer_options(CLI::App& command, TrainOptions& options) {
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(whole_number(1, 256, "1"));
+  command
+      .add_option("--compression", options.compression,
+                  "How values travel to the experts and back: none, float16, bfloat16 or int8")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            const auto known = parse_compression(text);
+            return known ? std::string{} : known.error().message;
+          },
+          "", ""));
   const auto seconds = [&](const char* name, double& value, const char* about) {
     command.add_option(name, value, about)
         ->type_name("SECONDS")
@@ -219,6 +234,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->type_name("RATE")
       ->capture_default_str()
       ->check(decimal_number(0, 10, "0.001"));
+  command
+      .add_option("--threads", options.threads, "Threads of one computation; 0: as many as other processes leave free")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(whole_number(0, 1'024, "1"));
   command.add_option("--seed", options.seed, "Of weights and order of images; 0: from the operating system")
       ->type_name("NUMBER")
       ->capture_default_str()

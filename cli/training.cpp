@@ -1,11 +1,14 @@
 #include "cli/training.hpp"
 
+#include "expert_server/compute_threads.hpp"
+
 #include <spdlog/spdlog.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/adam.h>
 #include <torch/types.h>
 
 #include <cmath>
+#include <utility>
 
 namespace dmoe::cli {
 namespace {
@@ -31,6 +34,25 @@ Result<double> step(Classifier& model, torch::optim::Adam& optimizer, const Batc
   }
 }
 
+/// Whether the same step may succeed later: servers come back, but what they refuse they will refuse again.
+bool worth_repeating(Errc code) {
+  return code != Errc::kInternal && code != Errc::kInvalidArgument && code != Errc::kUnauthorized;
+}
+
+/// Keeps torch, on the thread that made it, from fighting with servers of the same machine for its cores.
+class TrainerThreads {
+ public:
+  explicit TrainerThreads(int requested) : governor_(requested) {}
+  void adjust() {
+    const int wanted = governor_.threads();
+    if (wanted != std::exchange(used_, wanted)) expert_server::use_compute_threads(wanted);
+  }
+
+ private:
+  expert_server::ThreadGovernor governor_;
+  int used_ = 0;
+};
+
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -42,13 +64,15 @@ Result<TrainingReport> train(Classifier& model, const ImageDataset& data, const 
                              const std::function<void(std::int64_t)>& before_step) {
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(options.learning_rate));
   BatchSampler sampler(data.train, options.batch_size, options.seed);
+  TrainerThreads threads(options.threads);
   TrainingReport report;
   model->train();
   for (std::int64_t i = 0; i < options.steps; ++i) {
     if (before_step) before_step(i);
+    threads.adjust();
     const auto start = Clock::now();
     Result<double> loss = step(model, optimizer, sampler.next());
-    while (!loss && loss.error().code != Errc::kInternal && !signals.requested()) {
+    while (!loss && worth_repeating(loss.error().code) && !signals.requested()) {
       ++report.failed_steps;
       if (Clock::now() - start > options.patience) return loss.error();
       if (report.failed_steps == 1) progress.say("a step failed and is repeated: " + loss.error().message);

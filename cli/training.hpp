@@ -23,6 +23,7 @@ struct TrainingOptions {
   std::int64_t batch_size = 128;               ///< Rows of one step.
   double learning_rate = 0.001;                ///< Adam's, of the trainer's own parameters.
   std::uint64_t seed = 0;                      ///< Order of the data.
+  int threads = 0;                             ///< Of one computation; 0: as many as other processes leave free.
   std::chrono::milliseconds patience{30'000};  ///< Give up when no step has succeeded for this long.
 };
 

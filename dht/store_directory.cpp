@@ -61,6 +61,12 @@ Result<std::unique_ptr<DirectoryLock>> DirectoryLock::take(const fs::path& direc
                        "; give another one, or make it writable");
   }
   if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (const int why = errno; why != EWOULDBLOCK) {  // A network file system without a lock service, for example.
+      ::close(descriptor);
+      return unavailable("the DHT data directory " + directory.string() +
+                         " is on a file system that cannot lock files (" + std::strerror(why) +
+                         "): give one on a local disk");
+    }
     const std::string owner = read_file(file);
     ::close(descriptor);
     return unavailable("the DHT data directory " + directory.string() + " is in use by another process" +

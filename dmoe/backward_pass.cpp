@@ -18,7 +18,7 @@ BackwardPass::BackwardPass(Client& client, const BackwardLimits& limits, const M
     : client_(client),
       forward_(forward),
       grad_outputs_(grad_outputs),
-      pass_(client, {Clock::now() + limits.timeout, limits.after_k_min}),
+      pass_(client, {Clock::now() + limits.timeout, limits.after_k_min, limits.straggler_patience}),
       quorum_(quorum_of(forward, limits.k_min)),
       gradients_(forward.calls.empty() ? 0 : forward.calls.front().inputs.size()) {}
 
@@ -55,6 +55,7 @@ void BackwardPass::launch() {
     call.endpoint = client_.health().endpoint_of(*answered.server);
     call.inputs = answered.inputs;
     call.seed = forward_.seed;
+    call.compression = answered.compression;
     const auto index = at::from_blob(const_cast<std::int64_t*>(answered.places.data()),
                                      {static_cast<std::int64_t>(answered.places.size())}, at::kLong);
     call.grad_outputs.push_back(grad_rows.index_select(0, index));

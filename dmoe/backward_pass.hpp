@@ -13,6 +13,7 @@ struct BackwardLimits {
   std::int64_t k_min = 1;  ///< Answers a row needs, or as many as it had in forward.
   std::chrono::milliseconds timeout;
   std::chrono::milliseconds after_k_min;
+  double straggler_patience = 0;
 };
 
 /// Sends the gradients of a forward pass's answers to the experts that gave them. Belongs to one thread.

@@ -21,26 +21,33 @@ std::uint64_t tensor_bytes(const ExpertCall& call) {
 }
 
 /// RpcClient takes an exception from `fill` for "cannot be encoded" and fails the calls of the frame with it.
-void encode(const std::vector<at::Tensor>& tensors, capnp::List<net::schema::Tensor>::Builder builder,
-            net::Attachments& attachments) {
-  const auto encoded = net::encode_tensors(tensors, builder, attachments);
+/// @return bytes on the wire.
+std::uint64_t encode(const std::vector<at::Tensor>& tensors, capnp::List<net::schema::Tensor>::Builder builder,
+                     net::Attachments& attachments, Compression compression) {
+  const auto encoded = net::encode_tensors(tensors, builder, attachments, compression);
   if (encoded.has_error()) throw std::invalid_argument(encoded.error().message);
+  return net::wire_bytes(builder.asReader());
 }
 
-void fill(const ExpertCall& call, net::schema::Call::Builder builder, net::Attachments& attachments) {
+/// @return bytes of the call's tensors on the wire.
+std::uint64_t fill(const ExpertCall& call, net::schema::Call::Builder builder, net::Attachments& attachments) {
   const auto inputs = static_cast<unsigned>(call.inputs.size());
+  const auto compression = call.compression;
   if (call.grad_outputs.empty()) {
     auto forward = builder.initForward();
     forward.setUid(to_string(call.uid));
     forward.setRngSeed(call.seed);
-    encode(call.inputs, forward.initInputs(inputs), attachments);
-    return;
+    forward.setReplyCompression(net::to_wire(compression));
+    return encode(call.inputs, forward.initInputs(inputs), attachments, compression);
   }
   auto backward = builder.initBackward();
   backward.setUid(to_string(call.uid));
   backward.setRngSeed(call.seed);
-  encode(call.inputs, backward.initInputs(inputs), attachments);
-  encode(call.grad_outputs, backward.initGradOutputs(static_cast<unsigned>(call.grad_outputs.size())), attachments);
+  backward.setReplyCompression(net::to_wire(compression));
+  // The inputs travel as they did in forward: the same numbers come out.
+  const auto gradients = backward.initGradOutputs(static_cast<unsigned>(call.grad_outputs.size()));
+  return encode(call.inputs, backward.initInputs(inputs), attachments, compression) +
+         encode(call.grad_outputs, gradients, attachments, compression);
 }
 
 }  // namespace
@@ -61,8 +68,12 @@ Result<void> check_sendable(const at::Tensor& tensor) {
   return {};
 }
 
-CallBatch::CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline)
-    : rpc_(rpc), max_frame_bytes_(max_frame_bytes), deadline_(deadline), inbox_(std::make_shared<Inbox>()) {}
+CallBatch::CallBatch(net::RpcClient& rpc, std::size_t max_frame_bytes, TimePoint deadline, net::TraceFile* trace)
+    : rpc_(rpc),
+      max_frame_bytes_(max_frame_bytes),
+      deadline_(deadline),
+      trace_(trace),
+      inbox_(std::make_shared<Inbox>()) {}
 
 CallBatch::~CallBatch() { cancel_rest(); }
 
@@ -70,7 +81,7 @@ void CallBatch::send(std::vector<ExpertCall> calls) {
   std::map<net::Endpoint, std::vector<std::size_t>> by_endpoint;
   for (auto& call : calls) {
     by_endpoint[call.endpoint].push_back(calls_.size());
-    calls_.push_back({std::move(call), 0, Clock::now(), {}, 0});
+    calls_.push_back({std::move(call), 0, Clock::now(), {}, 0, 0, false});
   }
   outstanding_ += calls.size();
   for (const auto& [endpoint, indices] : by_endpoint) {
@@ -103,8 +114,8 @@ net::CallSpec CallBatch::spec_of(std::size_t index) {
   net::CallSpec spec;
   spec.deadline = deadline_;
   // Runs inside `start`, so the call lies where it is now.
-  spec.fill = [call = &calls_[index].call](net::schema::Call::Builder builder, net::Attachments& attachments) {
-    fill(*call, builder, attachments);
+  spec.fill = [sent = &calls_[index]](net::schema::Call::Builder builder, net::Attachments& attachments) {
+    sent->bytes_sent = fill(sent->call, builder, attachments);
   };
   spec.on_reply = [inbox = inbox_, index](Result<net::IncomingReply> reply) {
     {
@@ -119,11 +130,14 @@ net::CallSpec CallBatch::spec_of(std::size_t index) {
 std::vector<Answer> CallBatch::wait(TimePoint until) {
   std::vector<std::pair<std::size_t, Result<net::IncomingReply>>> replies;
   const auto start = Clock::now();
-  {
-    std::unique_lock lock(inbox_->mutex);
-    inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
-    replies.swap(inbox_->replies);
-  }
+  do {
+    {
+      std::unique_lock lock(inbox_->mutex);
+      inbox_->arrived.wait_until(lock, until, [&] { return !inbox_->replies.empty(); });
+      replies.swap(inbox_->replies);
+    }
+    std::erase_if(replies, [this](const auto& reply) { return calls_[reply.first].given_up; });
+  } while (replies.empty() && outstanding_ > 0 && Clock::now() < until);
   const auto now = Clock::now();
   blocked_ += now - start;
   std::vector<Answer> answers;
@@ -132,6 +146,10 @@ std::vector<Answer> CallBatch::wait(TimePoint until) {
     calls_[index].answered = now;
     --outstanding_;
     answers.push_back({index, decode(index, reply)});
+    if (trace_ != nullptr) {
+      const auto& tensors = answers.back().tensors;
+      this->trace(index, tensors.has_error() ? describe(tensors.error()) : "answered");
+    }
   }
   return answers;
 }
@@ -144,24 +162,48 @@ Result<std::vector<at::Tensor>> CallBatch::decode(std::size_t index, const Resul
   if (backward ? !reader.isBackward() : !reader.isForward()) {
     return Error{Errc::kInternal, "the server answered another question than was asked", {}};
   }
-  auto tensors = net::decode_tensors(backward ? reader.getBackward() : reader.getForward(), reply->frame());
+  const auto list = backward ? reader.getBackward() : reader.getForward();
+  auto tensors = net::decode_tensors(list, reply->frame());
   if (tensors.has_error())
     return Error{Errc::kInternal, "an answer that cannot be read: " + tensors.error().message, {}};
-  for (const auto& tensor : *tensors) calls_[index].bytes_received += tensor.nbytes();
+  calls_[index].bytes_received += net::wire_bytes(list);
   return tensors;
 }
 
+void CallBatch::give_up(std::size_t index) {
+  auto& sent = calls_[index];
+  rpc_.cancel(sent.id);
+  sent.answered = Clock::now();
+  sent.given_up = true;
+  --outstanding_;
+  if (trace_ != nullptr) trace(index, "given up");
+}
+
 void CallBatch::cancel_rest() {
-  if (outstanding_ == 0) return;
-  for (auto& sent : calls_) {
-    if (!sent.answered) rpc_.cancel(sent.id);
+  for (std::size_t i = 0; i < calls_.size() && outstanding_ > 0; ++i) {
+    if (is_outstanding(i)) give_up(i);
   }
+}
+
+void CallBatch::trace(std::size_t index, const std::string& outcome) const {
+  const auto& sent = calls_[index];
+  const auto uid = to_string(sent.call.uid);
+  net::TraceSpan span;
+  span.name = std::string(sent.call.direction()) + " " + uid;
+  span.call = net::trace_id(sent.call.seed, uid, !sent.call.grad_outputs.empty());
+  span.begin = sent.sent;
+  span.end = sent.answered.value_or(Clock::now());
+  span.details = {{"server", to_string(sent.call.endpoint)},
+                  {"rows", std::to_string(sent.call.rows())},
+                  {"bytes sent", std::to_string(bytes_sent(index))},
+                  {"bytes received", std::to_string(sent.bytes_received)},
+                  {"outcome", outcome}};
+  if (sent.call.hedge) span.details.emplace_back("hedge", "yes");
+  trace_->add(std::move(span));
 }
 
 std::chrono::nanoseconds CallBatch::waited(std::size_t index) const {
   return calls_[index].answered.value_or(Clock::now()) - calls_[index].sent;
 }
-
-std::uint64_t CallBatch::bytes_sent(std::size_t index) const { return tensor_bytes(calls_[index].call); }
 
 }  // namespace dmoe

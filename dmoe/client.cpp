@@ -80,8 +80,25 @@ ClientOptions& ClientOptions::max_frame_bytes(std::size_t bytes) {
   return *this;
 }
 
-Client::Impl::Impl(const ClientOptions& options)
-    : max_frame_bytes_(options.max_frame_bytes_),
+ClientOptions& ClientOptions::trace_file(std::filesystem::path file, std::uint64_t max_bytes) {
+  trace_file_ = std::move(file);
+  max_trace_bytes_ = max_bytes;
+  return *this;
+}
+
+Result<std::unique_ptr<Client::Impl>> Client::Impl::create(const ClientOptions& options) {
+  std::shared_ptr<net::TraceFile> trace;
+  if (!options.trace_file_.empty()) {
+    auto created = net::TraceFile::create({options.trace_file_, "trainer", options.max_trace_bytes_});
+    if (created.has_error()) return created.error();
+    trace = std::move(*created);
+  }
+  return std::unique_ptr<Impl>(new Impl(options, std::move(trace)));
+}
+
+Client::Impl::Impl(const ClientOptions& options, std::shared_ptr<net::TraceFile> trace)
+    : trace_(std::move(trace)),
+      max_frame_bytes_(options.max_frame_bytes_),
       directory_ttl_(options.directory_ttl_),
       work_(io_.get_executor()),
       rpc_(io_.get_executor(),
@@ -92,6 +109,7 @@ Client::Impl::Impl(const ClientOptions& options)
              return rpc;
            }()),
       health_(io_, rpc_, std::make_shared<gating::BanList>(options.ban_time_)),
+      formats_(rpc_),
       thread_([this] { io_.run(); }) {}
 
 Client::Impl::~Impl() {
@@ -121,9 +139,10 @@ Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::~Client() = default;
 
 std::shared_ptr<Client> Client::with_resolver(std::shared_ptr<dht::PrefixResolver> resolver, ClientOptions options) {
-  auto impl = std::make_unique<Impl>(options);
-  impl->use_directory(std::move(resolver), {});
-  return std::shared_ptr<Client>(new Client(std::move(impl)));
+  auto impl = Impl::create(options);
+  if (impl.has_error()) throw Exception(impl.error());
+  (*impl)->use_directory(std::move(resolver), {});
+  return std::shared_ptr<Client>(new Client(std::move(*impl)));
 }
 
 ExpertMap Client::list_experts(const std::string& grid, std::size_t dimensions, std::chrono::milliseconds timeout) {
@@ -166,7 +185,11 @@ std::vector<std::shared_ptr<const dht::ServerAddress>> Client::resolve(const Exp
 
 net::RpcClient& Client::rpc() noexcept { return impl_->rpc(); }
 std::size_t Client::max_frame_bytes() const noexcept { return impl_->max_frame_bytes(); }
+UsualTimes& Client::usual_times(bool backward) noexcept { return impl_->usual_times(backward); }
 ServerHealth& Client::health() noexcept { return impl_->health(); }
+ServerFormats& Client::formats() noexcept { return impl_->formats(); }
+HedgeBudget& Client::hedge_budget() noexcept { return impl_->hedge_budget(); }
+net::TraceFile* Client::trace() noexcept { return impl_->trace(); }
 
 std::shared_ptr<gating::BeamSearch> Client::beam_search(const std::string& grid,
                                                         const std::vector<std::size_t>& grid_size) {

@@ -10,6 +10,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,11 +22,15 @@ namespace dmoe {
 
 namespace net {
 class RpcClient;
-}
+class TraceFile;
+}  // namespace net
 namespace gating {
 class BeamSearch;
 }
+class ServerFormats;
 class ServerHealth;
+class UsualTimes;
+class HedgeBudget;
 
 /// Settings of a Client, in libtorch's style: `ClientOptions().initial_peers({"203.0.113.5:4040"})`.
 class ClientOptions {
@@ -45,6 +51,10 @@ class ClientOptions {
   ClientOptions& directory_ttl(std::chrono::milliseconds ttl);
   /// Largest message sent or accepted, in bytes. Default 256 MiB.
   ClientOptions& max_frame_bytes(std::size_t bytes);
+  /// Writes when each call began and ended to this file, which Perfetto and chrome://tracing open; `max_bytes` bounds
+  /// it and the older file.old together. See net/trace_file.hpp for how to see a server's trace (`dmoe serve
+  /// --trace-file`) beside it. Default: none.
+  ClientOptions& trace_file(std::filesystem::path file, std::uint64_t max_bytes = 64UL * 1024 * 1024);
 
  private:
   friend class Client;
@@ -56,6 +66,8 @@ class ClientOptions {
   std::chrono::milliseconds ban_time_{15'000};
   std::chrono::milliseconds directory_ttl_{15'000};
   std::size_t max_frame_bytes_ = 256UL * 1024 * 1024;
+  std::filesystem::path trace_file_;
+  std::uint64_t max_trace_bytes_ = 0;
 };
 
 /// The live experts of a grid and who hosts them.
@@ -66,11 +78,12 @@ using ExpertMap = std::map<ExpertUid, std::vector<std::shared_ptr<const dht::Ser
 class Client {
  public:
   /// Joins the swarm. @throws Exception: kInvalidArgument, no or malformed initial peers; kUnavailable, none of them
-  /// answered within join_timeout (the message lists each with its reason).
+  /// answered within join_timeout (the message lists each with its reason), or the trace file cannot be written.
   static std::shared_ptr<Client> connect(ClientOptions options);
   /// The same as a value, for programs that do not use exceptions.
   static Result<std::shared_ptr<Client>> try_connect(ClientOptions options);
   /// A client whose directory is `resolver` instead of a DHT node: a fixed list of experts, or another registry.
+  /// @throws Exception: kUnavailable, the trace file cannot be written.
   static std::shared_ptr<Client> with_resolver(std::shared_ptr<dht::PrefixResolver> resolver,
                                                ClientOptions options = {});
   ~Client();  ///< Fails what is in flight, then joins the I/O thread.
@@ -92,6 +105,14 @@ class Client {
   std::size_t max_frame_bytes() const noexcept;
   /// Which servers answer, where, and who is left alone for a while. Shared by all layers.
   ServerHealth& health() noexcept;
+  /// Which servers read which compression. Shared by all layers.
+  ServerFormats& formats() noexcept;
+  /// How long experts usually take, by direction. Shared by all layers.
+  UsualTimes& usual_times(bool backward) noexcept;
+  /// Extra calls that may be made beside slow ones. Shared by all layers.
+  HedgeBudget& hedge_budget() noexcept;
+  /// Null without trace_file.
+  net::TraceFile* trace() noexcept;
   /// The search of one grid; layers with the same grid share it and its cache.
   std::shared_ptr<gating::BeamSearch> beam_search(const std::string& grid, const std::vector<std::size_t>& grid_size);
 

@@ -55,7 +55,9 @@ Result<std::shared_ptr<Client>> Client::try_connect(ClientOptions options) {
                  "a client needs at least one initial peer: host:port of a DHT node or of an expert server",
                  {}};
   }
-  auto impl = std::make_unique<Impl>(options);
+  auto created = Impl::create(options);
+  if (created.has_error()) return created.error();
+  auto impl = std::move(*created);
   dht::ServiceOptions service_options;
   service_options.initial_peers = options.peers_;
   service_options.client_only = true;

@@ -3,7 +3,9 @@
 #include "dmoe/backward_pass.hpp"
 #include "dmoe/forward_pass.hpp"
 #include "dmoe/layer_counters.hpp"
+#include "dmoe/layer_rows.hpp"
 #include "dmoe/remote_node.hpp"
+#include "dmoe/routing.hpp"
 #include "gating/beam_search.hpp"
 #include "net/tensor_finite.hpp"
 
@@ -32,7 +34,16 @@ void check(const DMoEOptions& options) {
   if (options.k_min() < 0 || options.k_min() > options.k_best()) {
     refuse("DMoE: k_min must lie between 0 and k_best, not " + std::to_string(options.k_min()));
   }
+  if (options.grid().empty()) refuse("DMoE: the grid needs at least one dimension, such as {32, 32}");
+  if (!(options.hedge_share() >= 0 && options.hedge_share() <= 1)) refuse("DMoE: hedge_share must lie between 0 and 1");
   if (options.grid().size() > kMaxGridDimensions) refuse("DMoE: a grid has at most 8 dimensions");
+  for (const auto size : options.grid()) {
+    if (size <= 0) refuse("DMoE: grid sizes must be above 0, not " + std::to_string(size));
+  }
+  if (!(options.straggler_patience() >= 0)) refuse("DMoE: straggler_patience must not be below 0");
+  for (const auto limit : {options.forward_timeout(), options.backward_timeout()}) {
+    if (limit.count() <= 0) refuse("DMoE: a timeout must be above 0, not " + std::to_string(limit.count()) + " ms");
+  }
 }
 
 std::string sizes_text(const torch::Tensor& tensor) {
@@ -42,15 +53,6 @@ std::string sizes_text(const torch::Tensor& tensor) {
 }
 
 }  // namespace
-
-/// The input as rows, and how to get back.
-struct DMoEImpl::Rows {
-  std::vector<torch::Tensor> inputs;       ///< [R, …] each, part of the caller's graph.
-  std::vector<torch::Tensor> sent;         ///< The same values: CPU, contiguous, no graph.
-  torch::Tensor gate_input;                ///< [R, in_features]
-  std::vector<std::int64_t> row_shape;     ///< Of one row's output.
-  std::vector<std::int64_t> output_shape;  ///< Of the layer's output.
-};
 
 DMoEImpl::DMoEImpl(std::shared_ptr<Client> client, DMoEOptions options)
     : client_(std::move(client)), options_(std::move(options)) {
@@ -65,7 +67,8 @@ void DMoEImpl::reset() {
   const auto gate_options = gating::ProductKeyGateOptions(options_.in_features(), options_.grid())
                                 .noise(options_.gate_noise())
                                 .temperature(options_.gate_temperature())
-                                .cell_dropout(options_.cell_dropout());
+                                .cell_dropout(options_.cell_dropout())
+                                .balance_rate(options_.gate_balance_rate());
   gate = register_module("gate", gating::ProductKeyGate(gate_options));
   const auto& grid = options_.grid();
   search_ = client_->beam_search(options_.prefix(), std::vector<std::size_t>(grid.begin(), grid.end()));
@@ -76,7 +79,9 @@ void DMoEImpl::pretty_print(std::ostream& stream) const {
   stream << "dmoe::DMoE(in_features=" << options_.in_features() << ", out_features=" << options_.out_features()
          << ", grid=" << options_.prefix() << "[";
   for (std::size_t d = 0; d < options_.grid().size(); ++d) stream << (d > 0 ? ", " : "") << options_.grid()[d];
-  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min() << ")";
+  stream << "], k_best=" << options_.k_best() << ", k_min=" << options_.k_min();
+  if (options_.compression() != Compression::kNone) stream << ", compression=" << to_string(options_.compression());
+  stream << ")";
 }
 
 torch::Tensor DMoEImpl::forward(const torch::Tensor& input) { return forward_with(input, {}); }
@@ -105,13 +110,20 @@ std::vector<torch::Tensor> DMoEImpl::gate_logits(const Rows& rows) {
 }
 
 torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& logits) {
+  const auto answers = call(rows, logits, /*capacity_factor=*/0);
+  return rows.shaped(mix(logits, answers.cells, answers.answered, answers.outputs));
+}
+
+DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tensor>& logits, double capacity_factor) {
   const auto detached = search_logits(logits);
+  const auto biased = gate->choice_logits(detached);
 
   std::vector<torch::Tensor> outputs(1);
   MixtureAnswers answers;
+  Answers result;
   {
     const torch::NoGradGuard no_grad;
-    ForwardPass pass(*client_, *search_, options_, rows.sent, detached, rows.row_shape);
+    ForwardPass pass(*client_, *search_, options_, rows.sent, biased, rows.row_shape, {capacity_factor});
     const auto account = [&](bool returned) {
       counters_->update([&](LayerStats& stats) {
         pass.pass().add_to(stats);
@@ -119,6 +131,9 @@ torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& 
         stats.rows += static_cast<std::uint64_t>(rows.sent.front().size(0));
         stats.rows_dropped += pass.rows_dropped();
         stats.answers_dropped += pass.answers_dropped();
+        stats.rows_over_capacity += answers.over_capacity.size();
+        stats.hedged_calls += pass.hedged_calls();
+        stats.hedges_used += pass.hedges_used();
         stats.searches_cut_short += pass.cut_short() ? 1U : 0U;
       });
       counters_->set_last_call(pass.pass().reports());
@@ -130,14 +145,18 @@ torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& 
       throw;
     }
     account(true);
+    result.choices = pass.choices();
+    note_choices(result.choices, detached);
     outputs[0] = std::exchange(answers.outputs, {});
   }
-  const auto cells = answers.cells;
-  const auto answered = answers.answered;
+  result.cells = answers.cells;
+  result.answered = answers.answered;
+  result.over_capacity = answers.over_capacity;
   bool wanted = is_training();
   for (const auto& tensor : rows.inputs) wanted = wanted || tensor.requires_grad();
   if (wanted && !answers.calls.empty()) {
-    const BackwardLimits limits{options_.backward_k_min(), options_.backward_timeout(), options_.timeout_after_k_min()};
+    const BackwardLimits limits{options_.backward_k_min(), options_.backward_timeout(), options_.timeout_after_k_min(),
+                                options_.straggler_patience()};
     record_remote("DMoE", outputs, rows.inputs,
                   [client = client_, counters = counters_, limits,
                    kept = std::make_shared<const MixtureAnswers>(std::move(answers))](const auto& grad_outputs) {
@@ -151,8 +170,17 @@ torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& 
                     return gradients;
                   });
   }
-  const auto mixed = mix(logits, cells, answered, outputs[0].to(rows.inputs.front().device()));
-  return mixed.to(rows.inputs.front().scalar_type()).reshape(rows.output_shape);
+  result.outputs = outputs[0].to(rows.inputs.front().device());
+  return result;
+}
+
+/// Statistics, and the gate's bias where it has one.
+void DMoEImpl::note_choices(const gating::BeamResult& choices, const std::vector<torch::Tensor>& logits) {
+  const auto chosen = chosen_rows(choices);
+  counters_->add_choices(choices, chosen, summed_entropy(choices, logits));
+  if (is_training() && options_.gate_balance_rate() > 0) {
+    gate->rebalance(coordinate_shares(choices, chosen, options_.grid()));
+  }
 }
 
 DMoEImpl::Rows DMoEImpl::flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const {
@@ -211,7 +239,9 @@ torch::Tensor DMoEImpl::mix(const std::vector<torch::Tensor>& logits, const torc
   torch::Tensor weights;
   if (options_.k_best() == 1) {
     const auto log_probabilities = gating::cell_log_probabilities(logits, cells.to(device));
-    weights = (log_probabilities - log_probabilities.detach()).exp();
+    // Masked first: a place without an answer may name a cell that dropout has set to -inf.
+    const auto own = log_probabilities.masked_fill(~where, 0);
+    weights = (own - own.detach()).exp();
   } else {
     weights = gating::cell_logits(logits, cells.to(device)).masked_fill(~where, kNoAnswer).softmax(1);
   }
@@ -224,5 +254,7 @@ torch::Tensor DMoEImpl::mix(const std::vector<torch::Tensor>& logits, const torc
 
 LayerStats DMoEImpl::stats() const { return counters_->stats(); }
 std::vector<CallReport> DMoEImpl::last_call() const { return counters_->last_call(); }
+RoutingStats DMoEImpl::routing() const { return counters_->routing(); }
+void DMoEImpl::reset_routing() { counters_->reset_routing(); }
 
 }  // namespace dmoe

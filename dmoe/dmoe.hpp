@@ -4,6 +4,7 @@
 #include "dmoe/client.hpp"
 #include "dmoe/stats.hpp"
 #include "gating/product_key_gate.hpp"
+#include "net/compression.hpp"
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
@@ -21,6 +22,9 @@
 namespace dmoe {
 
 class LayerCounters;
+namespace gating {
+class BeamResult;
+}
 
 /// Settings of a DMoE layer: `DMoEOptions(512, {32, 32}, "ffn").k_best(4).k_min(1)`.
 struct DMoEOptions {
@@ -45,16 +49,28 @@ struct DMoEOptions {
   TORCH_ARG(std::chrono::milliseconds, forward_timeout) = std::chrono::milliseconds(5'000);
   /// Limit of a whole backward pass.
   TORCH_ARG(std::chrono::milliseconds, backward_timeout) = std::chrono::milliseconds(5'000);
-  /// How long stragglers are waited for once every row has k_min answers.
+  /// How long stragglers are waited for at most once every row has k_min answers.
   TORCH_ARG(std::chrono::milliseconds, timeout_after_k_min) = std::chrono::milliseconds(1'000);
+  /// Then a straggler is waited for only so many times as long as its expert usually takes, or as the slowest answer of
+  /// this pass took. While rows have fewer than k_min answers, a call that took longer than that and than
+  /// timeout_after_k_min is given up: in forward its rows get their next best experts. 0: all of the times above.
+  TORCH_ARG(double, straggler_patience) = 3.0;
   /// Rows below k_min become zeros instead of an error.
   TORCH_ARG(bool, allow_zero_outputs) = false;
   /// The floating type that experts take and give; floating inputs are converted to it and answers back.
   TORCH_ARG(torch::Dtype, expert_dtype) = torch::kFloat32;
+  /// How float32 tensors travel, both ways and in backward too, to servers that read it. See Compression for the
+  /// errors.
+  TORCH_ARG(Compression, compression) = Compression::kNone;
   /// Of the gate, in training only; see ProductKeyGateOptions.
   TORCH_ARG(double, gate_noise) = 0.0;
   TORCH_ARG(double, gate_temperature) = 1.0;
   TORCH_ARG(double, cell_dropout) = 0.0;
+  TORCH_ARG(double, gate_balance_rate) = 0.0;
+  /// Extra calls, as a share of all forward calls, that rows may make to their next best expert when one takes more
+  /// than twice as long as it usually does (its 95th percentile, 20 ms at least); the first answer counts. 0: none.
+  /// Never in backward, where both would learn.
+  TORCH_ARG(double, hedge_share) = 0.05;
   /// Whether inputs with more than two dimensions are gated per token (leading dimensions flattened into rows), or per
   /// row: dimension 0 is the row, the gate sees the mean over the dimensions between, and experts get the whole row.
   TORCH_ARG(bool, per_token) = true;
@@ -70,8 +86,9 @@ struct DMoEOptions {
 ///
 /// Forward ends when all chosen experts answered; or every row has k_min answers and timeout_after_k_min passed; or at
 /// forward_timeout, which covers the search too. A call that fails before then is replaced by the row's next best
-/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that answered; one that
-/// fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with the expert's UID.
+/// experts, in up to three rounds, if the row would otherwise stay below k_min. Backward goes to the experts that
+/// answered; one that fails in it contributes a zero gradient. NaN or Inf in an answer is a failed call, logged with
+/// the expert's UID.
 ///
 /// With k_best = 1 the softmax over one logit is constant; the weight is then p / stop_gradient(p), where p is the
 /// probability of the expert's cell under the product of per-dimension softmaxes. Its value is 1; its gradient is that
@@ -111,6 +128,12 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   LayerStats stats() const;
   /// The calls of this layer's latest finished forward (and of its backward, once that ran), on any thread.
   std::vector<CallReport> last_call() const;
+  /// Which experts the gate chose, since the layer was made or since reset_routing.
+  RoutingStats routing() const;
+  void reset_routing();
+
+  /// From now on this layer and `other` count together: stats() and last_call() of both are the same.
+  void count_with(const DMoEImpl& other) { counters_ = other.counters_; }
 
   const DMoEOptions& options() const noexcept { return options_; }
   const std::shared_ptr<Client>& client() const noexcept { return client_; }
@@ -118,8 +141,12 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   gating::ProductKeyGate gate{nullptr};
 
  private:
+  friend class SwitchDMoEImpl;
   struct Rows;
+  struct Answers;
   torch::Tensor run(const Rows& rows, const std::vector<torch::Tensor>& logits);
+  Answers call(const Rows& rows, const std::vector<torch::Tensor>& logits, double capacity_factor);
+  void note_choices(const gating::BeamResult& choices, const std::vector<torch::Tensor>& logits);
   std::vector<torch::Tensor> gate_logits(const Rows& rows);
   Rows flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const;
   std::vector<torch::Tensor> search_logits(const std::vector<torch::Tensor>& logits) const;

@@ -1,9 +1,12 @@
 #include "dmoe/pass.hpp"
 
 #include "dmoe/server_health.hpp"
+#include "dmoe/usual_times.hpp"
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 namespace dmoe {
 
@@ -12,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kConspicuousWait{100};
+constexpr std::chrono::milliseconds kLeastPatience{5};  ///< Threads are woken up later than they could be.
 
 }  // namespace
 
@@ -22,18 +26,49 @@ void Pass::send(std::vector<ExpertCall> calls) {
 
 void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   last_useful_ = Clock::now();
-  std::optional<Clock::time_point> end_of_grace;
-  while (batch_.outstanding() > 0 && !abandoned_) {
-    if (quorum.met() && !end_of_grace) end_of_grace = Clock::now() + limits_.grace;
-    auto answers = batch_.wait(end_of_grace ? std::min(*end_of_grace, limits_.deadline) : limits_.deadline);
-    if (answers.empty()) break;
+  const auto settled = [&] { return events.settled && events.settled(); };
+  while (batch_.outstanding() > 0 && !abandoned_ && !settled()) {
+    const auto last = end(quorum);
+    auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
+    if (answers.empty() && Clock::now() < last) {
+      if (events.on_alarm) events.on_alarm();
+      continue;
+    }
     for (auto& answer : answers) take(answer, events);
+    if (answers.empty()) {
+      if (quorum.met() || Clock::now() >= limits_.deadline) break;
+      give_up_rest(events, false);  // Rows wait for answers that will hardly come: the time left is for others.
+    }
     if (events.after_answers) events.after_answers();
   }
-  if (batch_.outstanding() == 0) return;
-  lost_ = Clock::now() - last_useful_;
-  batch_.cancel_rest();
-  fail_rest(events);
+  if (batch_.outstanding() > 0) give_up_rest(events, settled());
+}
+
+CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
+  if (!quorum.met()) {
+    return limits_.patience > 0 ? std::min(limits_.deadline, end_of_patience(limits_.grace)) : limits_.deadline;
+  }
+  if (!end_of_grace_) end_of_grace_ = Clock::now() + limits_.grace;
+  const auto end = std::min(*end_of_grace_, limits_.deadline);
+  return limits_.patience > 0 ? std::min(end, end_of_patience(kLeastPatience)) : end;
+}
+
+/// When every call that is out has taken longer than it should, by what its expert usually takes and by what others
+/// took this time: where all are slower than usual, all are waited for. An expert of which little is known is.
+CallBatch::TimePoint Pass::end_of_patience(std::chrono::milliseconds least) {
+  for (auto i = usual_.size(); i < batch_.size(); ++i) {  // Asked once per call: this is called after every answer.
+    const auto& call = batch_.call(i);
+    usual_.push_back(client_.usual_times(!call.grad_outputs.empty()).usual(call.uid));
+  }
+  auto end = CallBatch::TimePoint::min();
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (!batch_.is_outstanding(i)) continue;
+    if (!usual_[i]) return CallBatch::TimePoint::max();
+    const std::chrono::duration<double, std::nano> enough(std::max(*usual_[i], slowest_answer_) * limits_.patience);
+    const auto rounded = std::chrono::ceil<std::chrono::nanoseconds>(enough) + kLeastPatience;
+    end = std::max(end, batch_.sent(i) + std::max<std::chrono::nanoseconds>(rounded, least));
+  }
+  return end;
 }
 
 void Pass::take(Answer& answer, const PassEvents& events) {
@@ -47,7 +82,8 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   if (!error) {
     last_useful_ = Clock::now();
     slowest_answer_ = std::max(slowest_answer_, batch_.waited(answer.call));
-    client_.health().answered(*call.server);
+    client_.usual_times(!call.grad_outputs.empty()).answered(call.uid, batch_.waited(answer.call));
+    client_.health().answered(call.uid, *call.server);
     return;
   }
   client_.health().failed(call.uid, call.server, call.endpoint, *error);
@@ -55,30 +91,45 @@ void Pass::take(Answer& answer, const PassEvents& events) {
   events.on_failure(answer.call);
 }
 
-void Pass::fail_rest(const PassEvents& events) {
+void Pass::give_up_rest(const PassEvents& events, bool settled) {
+  if (!settled) lost_ += Clock::now() - std::exchange(last_useful_, Clock::now());
   std::vector<std::size_t> rest;
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(batch_.waited(i));
-    failures_[i] = Error{Errc::kDeadlineExceeded, "no answer in " + std::to_string(waited.count()) + " ms", {}};
+    const auto text = "no answer in " + std::to_string(waited.count()) + " ms";
+    failures_[i] = settled ? Error{Errc::kCancelled, text + "; other experts answered its rows first", {}}
+                           : Error{Errc::kDeadlineExceeded, text, {}};
     rest.push_back(i);
   }
+  if (settled) superseded_ = rest.size();
   if (!abandoned_) blame_silent();
-  for (const auto i : rest) events.on_failure(i);
+  for (const auto i : rest) {
+    batch_.give_up(i);
+    events.on_failure(i);
+  }
 }
 
 /// A server that answered something is alive, so only its late experts are left alone.
 void Pass::blame_silent() {
   std::map<net::PeerId, bool> answered;
-  for (std::size_t i = 0; i < batch_.size(); ++i) answered[batch_.call(i).server->peer] |= !batch_.is_outstanding(i);
   for (std::size_t i = 0; i < batch_.size(); ++i) {
-    if (!batch_.is_outstanding(i) || !is_conspicuous(i)) continue;
+    answered[batch_.call(i).server->peer] |= !batch_.is_outstanding(i) && !batch_.is_given_up(i);
+  }
+  std::set<net::PeerId> said;  // That they answered nothing: once is enough.
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (!batch_.is_outstanding(i)) continue;
     const auto& call = batch_.call(i);
-    if (answered[call.server->peer]) {
-      client_.health().failed(call.uid, call.server, call.endpoint, *failures_[i]);
-    } else {
+    const bool alone = !answered[call.server->peer];
+    client_.usual_times(!call.grad_outputs.empty()).given_up(call.uid, batch_.waited(i));
+    if (alone && !said.insert(call.server->peer).second) continue;
+    if (!is_conspicuous(i)) {
+      client_.health().overtaken(call.uid, call.server, alone);
+    } else if (alone) {
       client_.health().silent(call.uid, call.server);
-      answered[call.server->peer] = true;  // Said once; its other experts are banned with it.
+    } else {
+      client_.health().failed(call.uid, call.server, call.endpoint,
+                              {Errc::kDeadlineExceeded, failures_[i]->message, {}});
     }
   }
 }
@@ -106,8 +157,9 @@ void Pass::add_to(LayerStats& stats) const {
   stats.frames += batch_.frames();
   stats.waited += batch_.blocked();
   stats.lost_to_failures += lost_;
+  stats.superseded_calls += superseded_;
   for (const auto& failure : failures_) {
-    if (!failure) continue;
+    if (!failure || (superseded_ > 0 && failure->code == Errc::kCancelled)) continue;
     ++stats.failed_calls;
     ++stats.failed_by_code.at(static_cast<std::size_t>(failure->code));
   }
@@ -126,6 +178,7 @@ std::vector<CallReport> Pass::reports() const {
     report.bytes_sent = batch_.bytes_sent(i);
     report.bytes_received = batch_.bytes_received(i);
     report.waited = batch_.waited(i);
+    report.hedge = call.hedge;
     report.answered = !failures_[i];
     if (failures_[i]) {
       report.code = failures_[i]->code;

@@ -18,6 +18,9 @@ namespace dmoe {
 struct PassLimits {
   CallBatch::TimePoint deadline;
   std::chrono::milliseconds grace{0};  ///< After every row has what it needs.
+  /// Then, times what a call usually takes: it is not waited for longer. Before, a call that also took longer than
+  /// `grace` is given up, so that others may be asked. 0: all of `grace`, and of the deadline.
+  double patience = 0;
 };
 
 /// What a pass does with its calls. Called on the thread of `Pass::run`.
@@ -28,19 +31,29 @@ struct PassEvents {
   std::function<void(std::size_t call)> on_failure;
   /// All answers that were there have been handled: the moment to send replacements.
   std::function<void()> after_answers;
+  /// When `on_alarm` wants to be called while answers are waited for; time_point::max(): not at all. Asked again after
+  /// every wait.
+  std::function<CallBatch::TimePoint()> next_alarm;
+  std::function<void()> on_alarm;
+  /// Whether no call that is still out can add anything: then none is waited for.
+  std::function<bool()> settled;
 };
 
 /// The calls of one pass with what became of them. Failures are reported to the client's ServerHealth as they happen.
 class Pass {
  public:
   Pass(Client& client, PassLimits limits)
-      : client_(client), limits_(limits), batch_(client.rpc(), client.max_frame_bytes(), limits.deadline) {}
+      : client_(client),
+        limits_(limits),
+        batch_(client.rpc(), client.max_frame_bytes(), limits.deadline, client.trace()) {}
 
   CallBatch& batch() noexcept { return batch_; }
   const CallBatch& batch() const noexcept { return batch_; }
   void send(std::vector<ExpertCall> calls);
 
-  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded.
+  /// Until all answers are in or the limits say stop. Then cancels the rest, which count as kDeadlineExceeded, or as
+  /// kCancelled and not as failed when they were settled otherwise. Calls that are overdue while rows need more answers
+  /// are given up before: then `after_answers` may send others.
   void run(const RowQuorum& quorum, const PassEvents& events);
 
   /// Ends `run` early, from one of its functions.
@@ -54,8 +67,10 @@ class Pass {
   std::vector<CallReport> reports() const;
 
  private:
+  CallBatch::TimePoint end(const RowQuorum& quorum);
+  CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least);
   void take(Answer& answer, const PassEvents& events);
-  void fail_rest(const PassEvents& events);
+  void give_up_rest(const PassEvents& events, bool settled);
   void blame_silent();
   bool is_conspicuous(std::size_t call) const;
 
@@ -63,9 +78,12 @@ class Pass {
   const PassLimits limits_;
   CallBatch batch_;
   std::vector<std::optional<Error>> failures_;  // One per call of the batch.
+  std::optional<CallBatch::TimePoint> end_of_grace_;
+  std::vector<std::optional<std::chrono::nanoseconds>> usual_;  // Times of the calls' experts, as far as asked for.
   CallBatch::TimePoint last_useful_;
   std::chrono::nanoseconds slowest_answer_{0};
   std::chrono::nanoseconds lost_{0};
+  std::size_t superseded_ = 0;  // Of failures_: nobody needed their answer any more.
   bool abandoned_ = false;
 };
 

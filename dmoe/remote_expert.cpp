@@ -1,5 +1,6 @@
 #include "dmoe/remote_expert.hpp"
 
+#include "dmoe/fresh_seed.hpp"
 #include "dmoe/remote_node.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/single_call.hpp"
@@ -7,8 +8,8 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <ostream>
-#include <random>
 #include <sstream>
 
 namespace dmoe {
@@ -48,9 +49,9 @@ bool fit(const std::vector<torch::Tensor>& tensors, const std::vector<ExpertInfo
   return true;
 }
 
-std::uint64_t fresh_seed() {
-  thread_local std::mt19937_64 engine{std::random_device{}()};
-  return engine();
+Compression agreed(Compression wanted, const ExpertInfo& info) {
+  const auto found = std::find(info.compressions.begin(), info.compressions.end(), wanted);
+  return found == info.compressions.end() ? Compression::kNone : wanted;
 }
 
 }  // namespace
@@ -65,6 +66,12 @@ RemoteExpertImpl::RemoteExpertImpl(std::shared_ptr<Client> client, ExpertUid uid
 
 void RemoteExpertImpl::pretty_print(std::ostream& stream) const {
   stream << "dmoe::RemoteExpert(" << to_string(uid_) << ")";
+}
+
+std::shared_ptr<torch::nn::Module> RemoteExpertImpl::clone(const torch::optional<torch::Device>& /*device*/) const {
+  auto copy = std::make_shared<RemoteExpertImpl>(client_, uid_, options_);
+  copy->train(is_training());
+  return copy;
 }
 
 torch::Tensor RemoteExpertImpl::forward(const torch::Tensor& input) {
@@ -84,7 +91,8 @@ std::vector<torch::Tensor> RemoteExpertImpl::forward_many(const std::vector<torc
   std::optional<Error> last;
   for (const auto& server : servers(deadline)) {
     std::vector<torch::Tensor> sent;
-    auto outputs = try_server(server, inputs, sent, seed, deadline);
+    auto compression = Compression::kNone;
+    auto outputs = try_server(server, inputs, sent, compression, seed, deadline);
     if (outputs.has_error()) {
       last = outputs.error();
       if (last->code == Errc::kInvalidArgument || Clock::now() >= deadline) break;
@@ -94,9 +102,10 @@ std::vector<torch::Tensor> RemoteExpertImpl::forward_many(const std::vector<torc
     for (const auto& input : inputs) wanted = wanted || input.requires_grad();
     if (wanted) {
       record_remote("RemoteExpert", *outputs, inputs,
-                    [client = client_, uid = uid_, server, sent, seed,
+                    [client = client_, uid = uid_, server, sent, seed, compression,
                      timeout = options_.backward_timeout()](const std::vector<torch::Tensor>& grads) {
-                      ExpertCall call{uid, server, client->health().endpoint_of(*server), sent, grads, seed};
+                      ExpertCall call{uid,  server,     client->health().endpoint_of(*server), sent, grads,
+                                      seed, compression};
                       auto gradients = call_expert(*client, std::move(call), Clock::now() + timeout);
                       if (gradients.has_error()) {
                         auto error = gradients.error();
@@ -188,7 +197,8 @@ std::vector<torch::Tensor> RemoteExpertImpl::convert(const std::vector<torch::Te
 
 Result<std::vector<torch::Tensor>> RemoteExpertImpl::try_server(const Server& server,
                                                                 const std::vector<torch::Tensor>& inputs,
-                                                                std::vector<torch::Tensor>& sent, std::uint64_t seed,
+                                                                std::vector<torch::Tensor>& sent,
+                                                                Compression& compression, std::uint64_t seed,
                                                                 TimePoint deadline) {
   for (const auto& input : inputs) {
     const auto sendable = check_sendable(input);
@@ -210,8 +220,9 @@ Result<std::vector<torch::Tensor>> RemoteExpertImpl::try_server(const Server& se
     return Error{Errc::kInvalidArgument, text.str(), {}};
   }
   sent = convert(inputs, **info);
-  auto outputs =
-      call_expert(*client_, {uid_, server, client_->health().endpoint_of(*server), sent, {}, seed}, deadline);
+  compression = agreed(options_.compression(), **info);
+  auto outputs = call_expert(
+      *client_, {uid_, server, client_->health().endpoint_of(*server), sent, {}, seed, compression}, deadline);
   if (outputs.has_error()) return outputs;
   if (!fit(*outputs, (*info)->outputs, rows)) {
     info = schema(server, deadline, true);

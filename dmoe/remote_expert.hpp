@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dmoe/client.hpp"
+#include "net/compression.hpp"
 #include "net/expert_uid.hpp"
 
 #include <torch/nn/module.h>
@@ -31,12 +32,15 @@ struct ExpertInfo {
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
   std::int64_t max_batch_size = 0;
-  std::uint64_t updates = 0;  ///< Optimizer steps so far.
+  std::uint64_t updates = 0;              ///< Optimizer steps so far.
+  std::vector<Compression> compressions;  ///< What its server reads; none of an old one's.
 };
 
 struct RemoteExpertOptions {
   TORCH_ARG(std::chrono::milliseconds, forward_timeout) = std::chrono::milliseconds(5'000);
   TORCH_ARG(std::chrono::milliseconds, backward_timeout) = std::chrono::milliseconds(5'000);
+  /// How float32 tensors travel, both ways and in backward too, if the expert's server reads it.
+  TORCH_ARG(Compression, compression) = Compression::kNone;
 };
 
 /// Calls one expert by UID. It has no parameters here: backward trains the expert where it lives, also when no input
@@ -62,6 +66,9 @@ class RemoteExpertImpl : public torch::nn::Module {
   ExpertInfo info();
 
   void pretty_print(std::ostream& stream) const override;
+  /// Another caller of the same expert; it asks for the schema anew.
+  std::shared_ptr<torch::nn::Module> clone(
+      const torch::optional<torch::Device>& device = torch::nullopt) const override;
   const ExpertUid& uid() const noexcept { return uid_; }
 
  private:
@@ -72,8 +79,8 @@ class RemoteExpertImpl : public torch::nn::Module {
   Result<std::shared_ptr<const ExpertInfo>> schema(const Server& server, TimePoint deadline, bool refresh);
   std::vector<torch::Tensor> convert(const std::vector<torch::Tensor>& inputs, const ExpertInfo& info) const;
   Result<std::vector<torch::Tensor>> try_server(const Server& server, const std::vector<torch::Tensor>& inputs,
-                                                std::vector<torch::Tensor>& sent, std::uint64_t seed,
-                                                TimePoint deadline);
+                                                std::vector<torch::Tensor>& sent, Compression& compression,
+                                                std::uint64_t seed, TimePoint deadline);
   [[noreturn]] void fail(Error error, const char* direction) const;
 
   const std::shared_ptr<Client> client_;

@@ -25,10 +25,16 @@ class RemoteSequentialImpl : public torch::nn::Module {
   /// [B, …] → [B, …] through every stage.
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
+  /// Other callers of the same experts.
+  std::shared_ptr<torch::nn::Module> clone(
+      const torch::optional<torch::Device>& device = torch::nullopt) const override;
 
   const std::vector<RemoteExpert>& stages() const noexcept { return stages_; }
 
  private:
+  const std::shared_ptr<Client> client_;
+  const std::vector<std::string> uids_;
+  const RemoteExpertOptions options_;
   std::vector<RemoteExpert> stages_;
 };
 TORCH_MODULE(RemoteSequential);

@@ -22,6 +22,12 @@ class RowQuorum {
     if (++at(row).answered == at(row).needed) --short_;
   }
   void fail(std::int64_t row) { --at(row).pending; }
+  /// The row needs nothing.
+  void excuse(std::int64_t row) {
+    auto& counts = at(row);
+    if (counts.answered < counts.needed) --short_;
+    counts.needed = 0;
+  }
 
   /// Every row has what it needs.
   bool met() const noexcept { return short_ == 0; }

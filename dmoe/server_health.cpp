@@ -1,5 +1,8 @@
 #include "dmoe/server_health.hpp"
 
+#include "dmoe/failure_log.hpp"
+#include "dmoe/lost_calls.hpp"
+
 #include <spdlog/spdlog.h>
 #include <boost/asio/steady_timer.hpp>
 
@@ -14,7 +17,15 @@ using Clock = std::chrono::steady_clock;
 using ServerPtr = std::shared_ptr<const dht::ServerAddress>;
 
 constexpr int kMaxProbes = 8;  ///< By then the server's record has run out, or it announced itself again.
-constexpr std::chrono::seconds kLogPeriod{10};  ///< At most one line per server in this time.
+
+/// A line in a log must say whether somebody has to act.
+const char* what_to_do(Errc code) {
+  switch (code) {
+    case Errc::kInvalidArgument: return "check the options of the layer that called it";
+    case Errc::kUnauthorized: return "this trainer is not allowed there: use other experts, or ask its owner";
+    default: return "others take over, nothing to do here";
+  }
+}
 
 }  // namespace
 
@@ -30,24 +41,36 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     return server.endpoints[it == servers_.end() ? 0 : it->second.endpoint % server.endpoints.size()];
   }
 
-  void answered(const dht::ServerAddress& server) {
+  void answered(const ExpertUid& uid, const dht::ServerAddress& server) {
     if (quiet_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
+    lost_calls_.answered(uid, server.peer);
+    lost_calls_.answered({}, server.peer);
     const auto it = servers_.find(server.peer);
     if (it != servers_.end()) it->second.unreachable = 0;
   }
 
   void failed(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint, const Error& error) {
-    log(*server, to_string(uid) + ": " + describe(error));
+    log(*server, to_string(uid) + ": " + describe(error) + "; " + what_to_do(error.code));
     if (!gating::deserves_ban(error.code)) return;
     if (error.code == Errc::kUnavailable) return unreachable(uid, server, endpoint);
+    if (error.code == Errc::kDeadlineExceeded && !is_stuck(uid, *server, true)) return;
     std::optional<std::chrono::milliseconds> time;
     if (error.code == Errc::kOverloaded) time = error.retry_after.value_or(std::chrono::milliseconds(1'000));
     bans_->ban_expert(uid, *server, Clock::now(), time);
   }
 
+  void overtaken(const ExpertUid& uid, const ServerPtr& server, bool alone) {
+    if (alone) {
+      if (is_stuck({}, *server, false)) silent(uid, server);
+    } else if (is_stuck(uid, *server, false)) {
+      log(*server, to_string(uid) + ": answers no longer; " + what_to_do(Errc::kDeadlineExceeded));
+      bans_->ban_expert(uid, *server, Clock::now(), {});
+    }
+  }
+
   void silent(const ExpertUid& uid, const ServerPtr& server) {
-    log(*server, "no answer to any call; its experts are left out until it shows up again");
+    log(*server, "no answer to any call; its experts are left out until it shows up again, nothing to do here");
     ban(uid, server);
   }
 
@@ -64,7 +87,6 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     std::size_t endpoint = 0;                          ///< Index, modulo the number of endpoints.
     std::size_t unreachable = 0;                       ///< Endpoints that failed in a row.
     std::shared_ptr<boost::asio::steady_timer> timer;  ///< Set while probing. Shared with its handler.
-    Clock::time_point quiet_until;
   };
 
   void unreachable(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint) {
@@ -77,6 +99,12 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
       if (++record.unreachable < server->endpoints.size()) return;
     }
     ban(uid, server);
+  }
+
+  bool is_stuck(const ExpertUid& uid, const dht::ServerAddress& server, bool waited_long) {
+    const std::lock_guard lock(mutex_);
+    quiet_.store(false, std::memory_order_release);
+    return lost_calls_.lost(uid, server.peer, waited_long, Clock::now());
   }
 
   void ban(const ExpertUid& uid, const ServerPtr& server) {
@@ -135,14 +163,14 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   }
 
   void log(const dht::ServerAddress& server, const std::string& text) {
+    std::optional<std::string> line;
     {
       const std::lock_guard lock(mutex_);
-      Record& record = record_of(server);
-      const auto now = Clock::now();
-      if (now < record.quiet_until) return;
-      record.quiet_until = now + kLogPeriod;
+      line = log_.line(server.peer, text, Clock::now());
     }
-    spdlog::warn("server {} at {}: {}", net::short_string(server.peer), to_string(server.endpoints.front()), text);
+    if (line) {
+      spdlog::warn("server {} at {}: {}", net::short_string(server.peer), to_string(server.endpoints.front()), *line);
+    }
   }
 
   boost::asio::io_context& io_;
@@ -151,6 +179,8 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   std::atomic<bool> quiet_{true};                // Nothing failed yet: no need for the lock.
   std::mutex mutex_;
   std::unordered_map<net::PeerId, Record> servers_;  // Guarded by mutex_. Grows with servers that ever failed.
+  LostCalls lost_calls_;                             // Guarded by mutex_.
+  FailureLog log_;                                   // Guarded by mutex_.
   bool stopped_ = false;                             // Guarded by mutex_.
 };
 
@@ -160,11 +190,15 @@ ServerHealth::ServerHealth(boost::asio::io_context& io, net::RpcClient& rpc, std
 ServerHealth::~ServerHealth() { state_->stop(); }
 
 net::Endpoint ServerHealth::endpoint_of(const dht::ServerAddress& server) const { return state_->endpoint_of(server); }
-void ServerHealth::answered(const dht::ServerAddress& server) { state_->answered(server); }
+void ServerHealth::answered(const ExpertUid& uid, const dht::ServerAddress& server) { state_->answered(uid, server); }
 
 void ServerHealth::failed(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint,
                           const Error& error) {
   state_->failed(uid, server, endpoint, error);
+}
+
+void ServerHealth::overtaken(const ExpertUid& uid, const ServerPtr& server, bool alone) {
+  state_->overtaken(uid, server, alone);
 }
 
 void ServerHealth::silent(const ExpertUid& uid, const ServerPtr& server) { state_->silent(uid, server); }

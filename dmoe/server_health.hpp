@@ -17,7 +17,8 @@ namespace dmoe {
 /// Turns failures into bans. An unreachable server is banned with all its experts as soon as none of its endpoints can
 /// be reached, a silent one when it missed every call of a pass; both are let in again by a newer announcement, or by
 /// answering an `info` call made in the background before the ban would end, so that no training step waits to find
-/// out. A single failing expert is banned by itself. The caller's own mistakes ban nobody. Thread-safe.
+/// out. A single failing expert is banned by itself, for a missing answer only when it goes on missing (see LostCalls).
+/// The caller's own mistakes ban nobody. Thread-safe.
 class ServerHealth {
  public:
   /// `rpc` and `io` outlive this; probes run on `io`.
@@ -27,12 +28,16 @@ class ServerHealth {
   /// Where to call `server` now: its first endpoint, or the next after one that could not be reached.
   net::Endpoint endpoint_of(const dht::ServerAddress& server) const;
 
-  void answered(const dht::ServerAddress& server);
+  /// A call of `uid` on `server` was answered.
+  void answered(const ExpertUid& uid, const dht::ServerAddress& server);
   /// One call of `uid` on `server` at `endpoint` failed.
   void failed(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server,
               const net::Endpoint& endpoint, const Error& error);
   /// `server` gave no answer to any of a pass's calls; `uid` was one of them.
   void silent(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server);
+  /// A call was given up early, because others were answered in the meantime: it may only have been slow.
+  /// @param alone its server answered nothing else either.
+  void overtaken(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server, bool alone);
 
   const std::shared_ptr<gating::BanList>& bans() const noexcept;
 

@@ -31,8 +31,13 @@ Result<ExpertInfo> read_info(net::schema::ExpertInfo::Reader reader) {
   if (inputs.has_error()) return inputs.error();
   auto outputs = read_specs(reader.getOutputs());
   if (outputs.has_error()) return outputs.error();
+  std::vector<Compression> compressions;
+  for (const auto offered : reader.getCompressions()) {
+    if (const auto known = net::from_wire(offered); known.has_value()) compressions.push_back(*known);
+  }
   return ExpertInfo{reader.getUid().cStr(), reader.getArchitecture().cStr(), std::move(*inputs),
-                    std::move(*outputs),    reader.getMaxBatchSize(),        reader.getUpdates()};
+                    std::move(*outputs),    reader.getMaxBatchSize(),        reader.getUpdates(),
+                    std::move(compressions)};
 }
 
 }  // namespace
@@ -41,7 +46,7 @@ Result<std::vector<at::Tensor>> call_expert(Client& client, ExpertCall call, Cal
   const auto uid = call.uid;
   const auto server = call.server;
   const auto endpoint = call.endpoint;
-  CallBatch batch(client.rpc(), client.max_frame_bytes(), deadline);
+  CallBatch batch(client.rpc(), client.max_frame_bytes(), deadline, client.trace());
   std::vector<ExpertCall> calls;
   calls.push_back(std::move(call));
   batch.send(std::move(calls));
@@ -55,7 +60,7 @@ Result<std::vector<at::Tensor>> call_expert(Client& client, ExpertCall call, Cal
   if (result.has_error()) {
     client.health().failed(uid, server, endpoint, result.error());
   } else {
-    client.health().answered(*server);
+    client.health().answered(uid, *server);
   }
   return std::move(result);
 }

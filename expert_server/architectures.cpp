@@ -1,6 +1,7 @@
 #include "expert_server/architectures.hpp"
 
 #include "expert_server/builtin_experts.hpp"
+#include "expert_server/fresh_weights.hpp"
 #include "expert_server/script_expert.hpp"
 #include "expert_server/server.hpp"
 
@@ -114,7 +115,8 @@ std::vector<std::string> architectures() {
 }
 
 Result<std::unique_ptr<ExpertModule>> make_expert_module(const std::string& architecture,
-                                                         ArchitectureArguments arguments, std::uint64_t seed) {
+                                                         ArchitectureArguments arguments,
+                                                         std::optional<std::uint64_t> seed) {
   ArchitectureFactory factory;
   {
     auto& known = registry();
@@ -131,7 +133,9 @@ Result<std::unique_ptr<ExpertModule>> make_expert_module(const std::string& arch
         Errc::kInvalidArgument, "hidden_dim " + std::to_string(arguments.hidden_dim()) + " is outside 1 to 65536", {}};
   }
   try {
-    auto module = make_seeded(factory, arguments, seed);
+    std::optional<WithoutFreshWeights> undrawn;
+    if (!seed) undrawn.emplace();
+    auto module = make_seeded(factory, arguments, seed.value_or(0));
     if (auto checked = arguments.check(); !checked) return checked.error();
     return module;
   } catch (const std::exception& e) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -44,9 +45,11 @@ using ArchitectureFactory = std::function<std::unique_ptr<ExpertModule>(Architec
 /// Adds an architecture, before any server starts. Thread-safe. Replaces one of the same name.
 void register_architecture(std::string name, ArchitectureFactory factory);
 
-/// Makes an expert of a registered architecture with weights that depend on `seed` only.
+/// Makes an expert of a registered architecture with weights that depend on `seed` only. Without one they may be
+/// anything: somebody is about to overwrite them.
 /// kInvalidArgument: unknown name (with the known ones), bad argument, or a width the architecture cannot have.
 Result<std::unique_ptr<ExpertModule>> make_expert_module(const std::string& architecture,
-                                                         ArchitectureArguments arguments, std::uint64_t seed);
+                                                         ArchitectureArguments arguments,
+                                                         std::optional<std::uint64_t> seed);
 
 }  // namespace dmoe::expert_server

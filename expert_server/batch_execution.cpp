@@ -1,4 +1,7 @@
 #include "expert_server/batch_execution.hpp"
+
+#include "expert_server/device.hpp"
+#include "expert_server/request_clipping.hpp"
 #include "net/tensor_finite.hpp"
 
 #include <torch/types.h>
@@ -20,14 +23,14 @@ bool finite(const std::vector<at::Tensor>& tensors) {
 
 /// One tensor list per column of the tasks' lists, concatenated.
 std::vector<at::Tensor> joined(const std::vector<Task>& tasks, std::vector<at::Tensor> Task::*list, BatchMemory& memory,
-                               std::size_t first_slot) {
+                               std::size_t first_slot, const c10::Device& device) {
   std::vector<at::Tensor> columns;
   const auto count = (tasks.front().*list).size();
   for (std::size_t i = 0; i < count; ++i) {
     std::vector<at::Tensor> parts;
     parts.reserve(tasks.size());
     for (const auto& task : tasks) parts.push_back((task.*list)[i]);
-    columns.push_back(memory.concatenate(first_slot + i, parts));
+    columns.push_back(memory.concatenate(first_slot + i, parts, device));
   }
   return columns;
 }
@@ -35,15 +38,16 @@ std::vector<at::Tensor> joined(const std::vector<Task>& tasks, std::vector<at::T
 Result<std::vector<at::Tensor>> compute(ExpertBackend& backend, Direction direction, const std::vector<Task>& tasks,
                                         BatchMemory& memory) {
   const auto seed = tasks.front().rng_seed;
-  if (tasks.size() == 1) {
+  const auto& device = backend.device();
+  if (tasks.size() == 1 && device.is_cpu()) {
     const auto& task = tasks.front();
     return direction == Direction::kForward ? backend.forward(task.inputs, seed)
                                             : backend.backward(task.inputs, task.grad_outputs, seed);
   }
   try {
-    const auto inputs = joined(tasks, &Task::inputs, memory, 0);
+    const auto inputs = joined(tasks, &Task::inputs, memory, 0, device);
     if (direction == Direction::kForward) return backend.forward(inputs, seed);
-    return backend.backward(inputs, joined(tasks, &Task::grad_outputs, memory, inputs.size()), seed);
+    return backend.backward(inputs, joined(tasks, &Task::grad_outputs, memory, inputs.size(), device), seed);
   } catch (const std::exception& e) {  // Out of memory while a batch was assembled.
     return Error{Errc::kInternal, e.what(), {}};
   }
@@ -68,6 +72,9 @@ std::size_t answer(const ExpertBackend& backend, std::vector<Task>& tasks, const
   for (auto& task : tasks) {
     auto own = rows_of(results, first, task.rows, all);
     first += task.rows;
+    if (task.gradient_divisor != 1) {
+      for (auto& gradient : own) gradient = gradient.mul(task.gradient_divisor);
+    }
     if (!finite(own)) {
       ++failed;
       task.reply->fail(not_finite(backend, "results of"));
@@ -78,6 +85,8 @@ std::size_t answer(const ExpertBackend& backend, std::vector<Task>& tasks, const
   return failed;
 }
 
+std::size_t compute_apart(ExpertBackend& backend, Direction direction, std::vector<Task>& tasks, BatchMemory& memory);
+
 std::size_t compute_and_answer(ExpertBackend& backend, Direction direction, std::vector<Task>& tasks,
                                BatchMemory& memory) {
   if (tasks.empty()) return 0;
@@ -87,8 +96,25 @@ std::size_t compute_and_answer(ExpertBackend& backend, Direction direction, std:
     tasks.front().reply->fail(results.error());
     return 1;
   }
+  return compute_apart(backend, direction, tasks, memory);
+}
+
+/// After several tasks failed together: those that fail by themselves are answered so, and the others are computed
+/// together, as they would have been without them.
+std::size_t compute_apart(ExpertBackend& backend, Direction direction, std::vector<Task>& tasks, BatchMemory& memory) {
+  std::vector<Task> sound;
   std::size_t failed = 0;
   for (auto& task : tasks) {
+    auto rehearsed = backend.rehearse(task.inputs, task.grad_outputs, task.rng_seed);
+    if (rehearsed) {
+      sound.push_back(std::move(task));
+    } else {
+      ++failed;
+      task.reply->fail(rehearsed.error());
+    }
+  }
+  if (failed > 0) return failed + compute_and_answer(backend, direction, sound, memory);
+  for (auto& task : sound) {  // Only together they fail: for lack of memory, say.
     std::vector<Task> alone;
     alone.push_back(std::move(task));
     failed += compute_and_answer(backend, direction, alone, memory);
@@ -118,8 +144,8 @@ bool answer_empty(ExpertBackend& backend, Direction direction, Task& task) {
 
 }  // namespace
 
-at::Tensor BatchMemory::concatenate(std::size_t slot, const std::vector<at::Tensor>& parts) {
-  if (parts.size() == 1) return parts.front();
+at::Tensor BatchMemory::concatenate(std::size_t slot, const std::vector<at::Tensor>& parts, const c10::Device& device) {
+  if (parts.size() == 1 && device.is_cpu()) return parts.front();
   auto sizes = parts.front().sizes().vec();
   sizes[0] = 0;
   for (const auto& part : parts) sizes[0] += part.size(0);
@@ -130,7 +156,7 @@ at::Tensor BatchMemory::concatenate(std::size_t slot, const std::vector<at::Tens
   // Outputs may share storage with inputs (nop): memory that somebody still reads is left to them.
   const bool reusable = memory.defined() && memory.scalar_type() == parts.front().scalar_type() &&
                         memory.numel() >= elements && memory.storage().use_count() == 1;
-  if (!reusable) memory = at::empty({elements}, parts.front().options());
+  if (!reusable) memory = empty_for_copies({elements}, parts.front().scalar_type(), device);
   auto whole = memory.narrow(0, 0, elements).view(sizes);
   at::cat_out(whole, parts, 0);
   return whole;
@@ -147,6 +173,7 @@ std::size_t execute_batch(ExpertBackend& backend, Direction direction, std::vect
     } else if (task.rows == 0) {
       failed += answer_empty(backend, direction, task) ? 0 : 1;
     } else {
+      if (direction == Direction::kBackward) clip_gradients(task, backend.uid_text());
       sound.push_back(std::move(task));
     }
   }

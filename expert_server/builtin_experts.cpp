@@ -1,7 +1,6 @@
 #include "expert_server/builtin_experts.hpp"
 
-#include "expert_server/few_rows.hpp"
-#include "expert_server/layer_norm_relu.hpp"
+#include "expert_server/torch_expert.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -18,31 +17,6 @@
 namespace dmoe::expert_server {
 namespace {
 
-/// Parameters and buffers of a torch module, under the names torch gives them.
-class TorchExpert : public ExpertModule {
- public:
-  const ExpertSchema& schema() const override { return schema_; }
-
-  std::vector<NamedTensor> parameters() const override {
-    std::vector<NamedTensor> found;
-    for (const auto& item : holder_.named_parameters()) found.push_back({item.key(), item.value()});
-    return found;
-  }
-
-  std::vector<NamedTensor> buffers() const override {
-    std::vector<NamedTensor> found;
-    for (const auto& item : holder_.named_buffers()) found.push_back({item.key(), item.value()});
-    return found;
-  }
-
-  bool runs_beside_others() const override { return true; }
-
- protected:
-  struct Holder : torch::nn::Module {};
-  Holder holder_;
-  ExpertSchema schema_;
-};
-
 class NopExpert final : public TorchExpert {
  public:
   explicit NopExpert(std::int64_t hidden_dim) { schema_.inputs = schema_.outputs = {{at::kFloat, {hidden_dim}}}; }
@@ -50,42 +24,6 @@ class NopExpert final : public TorchExpert {
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
     return inputs;
   }
-};
-
-class FfnExpert final : public TorchExpert {
- public:
-  explicit FfnExpert(std::int64_t h) : first_(h, 4 * h), second_(4 * h, 4 * h), third_(4 * h, h) {
-    schema_.inputs = schema_.outputs = {{at::kFloat, {h}}};
-    first_norm_ = torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * h}));
-    second_norm_ = torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * h}));
-    holder_.register_module("first", first_);
-    holder_.register_module("first_norm", first_norm_);
-    holder_.register_module("second", second_);
-    holder_.register_module("second_norm", second_norm_);
-    holder_.register_module("third", third_);
-  }
-
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
-    auto inner = activate(first_norm_, linear(first_, inputs[0]));
-    inner = activate(second_norm_, linear(second_, inner));
-    auto output = linear(third_, inner);
-    return {output.add_(inputs[0])};
-  }
-
- private:
-  static at::Tensor linear(torch::nn::Linear& layer, const at::Tensor& x) {
-    return few_rows(x) ? few_rows_linear(x, layer->weight, layer->bias) : layer(x);
-  }
-
-  static at::Tensor activate(torch::nn::LayerNorm& norm, at::Tensor x) {
-    // In place: LayerNorm's backward needs its input, not its output.
-    if (at::GradMode::is_enabled()) return norm(x).relu_();
-    layer_norm_relu_(x, norm->weight, norm->bias, norm->options.eps());
-    return x;
-  }
-
-  torch::nn::Linear first_, second_, third_;
-  torch::nn::LayerNorm first_norm_{nullptr}, second_norm_{nullptr};
 };
 
 class DetDropoutExpert final : public TorchExpert {
@@ -202,10 +140,6 @@ std::int64_t default_heads(std::int64_t width) {
 }
 
 }  // namespace
-
-std::unique_ptr<ExpertModule> make_ffn_expert(ArchitectureArguments& arguments) {
-  return std::make_unique<FfnExpert>(arguments.hidden_dim());
-}
 
 std::unique_ptr<ExpertModule> make_nop_expert(ArchitectureArguments& arguments) {
   return std::make_unique<NopExpert>(arguments.hidden_dim());

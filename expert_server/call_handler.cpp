@@ -1,5 +1,6 @@
 #include "expert_server/call_handler.hpp"
 
+#include "expert_server/call_trace.hpp"
 #include "net/tensor_codec.hpp"
 
 #include <algorithm>
@@ -17,36 +18,69 @@ std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
+/// A wish: one that this server does not know is not granted.
+Compression wanted_compression(const Call::Reader& call, Direction direction) {
+  const auto wanted = direction == Direction::kForward ? call.getForward().getReplyCompression()
+                                                       : call.getBackward().getReplyCompression();
+  const auto known = net::from_wire(wanted);
+  return known ? *known : Compression::kNone;
+}
+
+/// What decoding the call's compressed tensors allocates, at most.
+std::uint64_t expanded_bytes_of(const Call::Reader& call, Direction direction) {
+  if (direction == Direction::kForward) return net::expanded_bytes(call.getForward().getInputs());
+  return net::expanded_bytes(call.getBackward().getInputs()) + net::expanded_bytes(call.getBackward().getGradOutputs());
+}
+
 /// The answer to one forward or backward call.
 class RpcReply final : public TaskReply {
  public:
-  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters)
-      : call_(std::move(call)), direction_(direction), metrics_(metrics), meters_(meters) {}
+  RpcReply(net::IncomingCall call, Direction direction, ServerMetrics& metrics, ExpertMeters* meters,
+           RefusalLog& refusals, CallTrace trace)
+      : call_(std::move(call)),
+        direction_(direction),
+        compression_(wanted_compression(call_.reader(), direction)),
+        metrics_(metrics),
+        meters_(meters),
+        refusals_(refusals),
+        trace_(std::move(trace)) {}
+
+  void started(TimePoint now, std::size_t tasks, std::int64_t rows) override { trace_.started(now, tasks, rows); }
 
   void succeed(std::vector<at::Tensor> tensors) override {
+    trace_.computed(std::chrono::steady_clock::now());
     call_.reply([&](net::schema::Reply::Builder reply, net::Attachments& attachments) {
       const auto count = static_cast<unsigned>(tensors.size());
       const auto list = direction_ == Direction::kForward ? reply.initForward(count) : reply.initBackward(count);
-      const auto encoded = net::encode_tensors(tensors, list, attachments);
+      const auto encoded = net::encode_tensors(tensors, list, attachments, compression_);
       if (!encoded) throw std::runtime_error(describe(encoded.error()));  // Answered as kInternal by the call.
     });
     metrics_.answered(direction_, nullptr);
-    if (meters_ != nullptr) meters_->answered(direction_, bytes_of(tensors));
+    const auto bytes = bytes_of(tensors);
+    metrics_.sent(direction_, bytes);
+    if (meters_ != nullptr) meters_->answered(direction_, bytes);
+    trace_.replied(std::chrono::steady_clock::now());
   }
 
   void fail(const Error& error) override {
+    if (error.code == Errc::kInvalidArgument) refusals_.note(call_.caller(), error);
     call_.fail(error);
     metrics_.answered(direction_, &error);
     if (meters_ != nullptr) meters_->failed(error);
+    trace_.failed(std::chrono::steady_clock::now(), error);
   }
 
   bool cancelled() const override { return call_.cancelled(); }
+  std::string caller() const override { return call_.caller(); }
 
  private:
   net::IncomingCall call_;
   Direction direction_;
+  Compression compression_;
   ServerMetrics& metrics_;
   ExpertMeters* meters_;
+  RefusalLog& refusals_;
+  CallTrace trace_;
 };
 
 std::string_view text_of(capnp::Text::Reader text) { return {text.begin(), text.size()}; }
@@ -123,6 +157,7 @@ void CallHandler::handle(net::IncomingCall call) const {
       if (auto submitted = submit(call, direction); !submitted) {
         const auto error = submitted.error();
         metrics_.answered(direction, &error);
+        if (error.code == Errc::kInvalidArgument) refusals_.note(call.caller(), error);
         call.fail(error);
       }
       return;
@@ -144,14 +179,15 @@ void CallHandler::answer_info(net::IncomingCall& call) const {
     write_specs(backend.schema().outputs, info.initOutputs(static_cast<unsigned>(backend.schema().outputs.size())));
     info.setMaxBatchSize(static_cast<std::uint32_t>(backend.max_batch_size()));
     info.setUpdates(backend.updates());
+    auto compressions = info.initCompressions(kCompressions.size());
+    for (unsigned i = 0; i < kCompressions.size(); ++i) compressions.set(i, net::to_wire(kCompressions[i]));
   });
 }
 
-/// Room for the call's tensors and its answer, and, when they come to be computed, for the batch.
+/// Room for `bytes` and, when the call comes to be computed, for the batch.
 Result<MemoryBudget::Lease> CallHandler::reserve(const ExpertBackend& backend, Direction direction, const Task& task,
-                                                 std::uint64_t received) const {
+                                                 std::uint64_t bytes) const {
   const auto limit = budget_->limit();
-  const auto bytes = 2 * received;
   const auto batch = std::min(limit / 2, batch_memory(backend, direction, task));
   if (auto lease = budget_->take(bytes, batch)) return lease;
   const auto mib = [](std::uint64_t count) { return std::to_string(count >> 20U) + " MiB"; };
@@ -180,20 +216,30 @@ Result<void> CallHandler::submit(net::IncomingCall& call, Direction direction) c
 /// An error: the call is not answered yet.
 Result<void> CallHandler::queue(const std::shared_ptr<HostedExpert>& expert, net::IncomingCall& call,
                                 Direction direction) const {
+  // Held while it is not clear whether the call is sound, and how large.
+  const auto expanded = expanded_bytes_of(call.reader(), direction);
+  const auto expanding = budget_->take(expanded);
+  if (!expanding) return Error{Errc::kOverloaded, "no memory to expand the call's compressed tensors", kMemoryRetry};
   Task task;
   if (auto decoded = decode(call.reader(), direction, call.frame(), task); !decoded) return decoded;
   if (auto checked = check(expert->backend->schema(), direction, task); !checked) return checked;
   const auto bytes = bytes_of(task.inputs) + bytes_of(task.grad_outputs);
+  metrics_.received(direction, bytes);
   if (expert->meters != nullptr) expert->meters->received(direction, bytes);
-  auto lease = reserve(*expert->backend, direction, task, bytes);
+  // The answer may be as large as the call. The call's own bytes are counted with their frame, unless it was small or
+  // they lie elsewhere now.
+  const bool counted = call.frame_is_counted() && expanded == 0;
+  auto lease = reserve(*expert->backend, direction, task, counted ? bytes : 2 * bytes);
   if (!lease) return lease.error();
   task.memory = std::move(*lease);
   task.arrived = std::chrono::steady_clock::now();
   task.deadline = call.deadline();
-  auto reply = std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters);
+  CallTrace trace(trace_, expert->backend->uid_text(), direction, task.rng_seed, task.arrived);
+  auto reply =
+      std::make_unique<RpcReply>(std::move(call), direction, metrics_, expert->meters, refusals_, std::move(trace));
   auto* refused = reply.get();
   task.reply = std::move(reply);
-  if (auto accepted = runtime_.submit(expert, direction, task); !accepted) refused->fail(accepted.error());
+  if (auto accepted = runtimes_.of(*expert).submit(expert, direction, task); !accepted) refused->fail(accepted.error());
   return {};
 }
 

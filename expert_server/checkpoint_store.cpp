@@ -1,5 +1,6 @@
 #include "expert_server/checkpoint_store.hpp"
 
+#include "expert_server/invalid.hpp"
 #include "expert_server/safetensors.hpp"
 
 #include <spdlog/spdlog.h>
@@ -22,8 +23,6 @@ constexpr const char* kFormat = "dmoe-expert-1";
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::size_t kDigits = 10;
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 std::string file_name(std::uint64_t number) {
   auto digits = std::to_string(number);
@@ -58,6 +57,24 @@ void remove_temporaries(const fs::path& folder) {
     if (is_temporary_name(at->path().filename().string())) found.push_back(at->path());
   }
   for (const auto& path : found) fs::remove(path, code);
+}
+
+/// A checkpoint that is not its expert's newest.
+struct OldFile {
+  fs::file_time_type time;
+  std::uint64_t bytes = 0;
+  fs::path path;
+};
+
+/// What a file of the snapshot takes at most.
+std::uint64_t bytes_of(const ExpertSnapshot& snapshot) {
+  constexpr std::uint64_t kHeader = 4'096;
+  constexpr std::uint64_t kEntry = 256;
+  std::uint64_t bytes = kHeader;
+  for (const auto* list : {&snapshot.parameters, &snapshot.buffers, &snapshot.optimizer_state}) {
+    for (const auto& item : *list) bytes += item.tensor.nbytes() + kEntry + item.name.size();
+  }
+  return bytes;
 }
 
 Json optimizer_json(const OptimizerSettings& settings) {
@@ -177,8 +194,8 @@ Result<ExpertSnapshot> snapshot_from(SafetensorsContent content) {
 
 }  // namespace
 
-CheckpointStore::CheckpointStore(fs::path folder, std::size_t keep)
-    : folder_(std::move(folder)), keep_(std::max<std::size_t>(keep, 1)) {}
+CheckpointStore::CheckpointStore(fs::path folder, std::size_t keep, std::uint64_t max_bytes)
+    : folder_(std::move(folder)), keep_(std::max<std::size_t>(keep, 1)), max_bytes_(max_bytes) {}
 
 std::vector<ExpertUid> CheckpointStore::stored() const {
   std::vector<ExpertUid> uids;
@@ -199,6 +216,7 @@ Result<void> CheckpointStore::save(const ExpertSnapshot& snapshot) {
     return Error{Errc::kUnavailable, "cannot make the folder " + folder.string() + ": " + code.message(), {}};
   }
   remove_temporaries(folder);
+  if (auto room = make_room(bytes_of(snapshot)); !room) return room;
   auto files = files_in(folder);
   const auto number = files.empty() ? 1 : files.rbegin()->first + 1;
   const auto target = folder / file_name(number);
@@ -209,6 +227,35 @@ Result<void> CheckpointStore::save(const ExpertSnapshot& snapshot) {
     files.erase(files.begin());
   }
   return {};
+}
+
+Result<void> CheckpointStore::make_room(std::uint64_t bytes) const {
+  if (max_bytes_ == 0) return {};
+  std::vector<OldFile> old;
+  std::uint64_t total = bytes;
+  std::error_code code;
+  for (fs::directory_iterator at(folder_, code), end; !code && at != end; at.increment(code)) {
+    const auto files = files_in(at->path());
+    for (const auto& [number, path] : files) {
+      std::error_code gone;
+      const auto size = fs::file_size(path, gone);
+      const auto time = fs::last_write_time(path, gone);
+      if (gone) continue;
+      total += size;
+      if (number != files.rbegin()->first) old.push_back({time, size, path});
+    }
+  }
+  std::sort(old.begin(), old.end(), [](const auto& left, const auto& right) { return left.time < right.time; });
+  for (const auto& file : old) {
+    if (total <= max_bytes_) break;
+    if (fs::remove(file.path, code)) total -= file.bytes;
+  }
+  if (total <= max_bytes_) return {};
+  const auto mib = [](std::uint64_t count) { return std::to_string((count + (1U << 20U) - 1) >> 20U) + " MiB"; };
+  return Error{Errc::kUnavailable,
+               "max_disk of " + mib(max_bytes_) + " leaves no room for a checkpoint of " + mib(bytes) +
+                   " beside the newest ones of all experts; raise it to " + mib(total) + " at least",
+               {}};
 }
 
 Result<std::optional<ExpertSnapshot>> CheckpointStore::load(const ExpertUid& uid) {

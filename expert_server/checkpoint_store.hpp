@@ -5,6 +5,7 @@
 #include "net/error.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <vector>
@@ -15,14 +16,16 @@ namespace dmoe::expert_server {
 /// copied to another server.
 class CheckpointStore {
  public:
-  /// `keep`: files kept per expert, at least 1.
-  explicit CheckpointStore(std::filesystem::path folder, std::size_t keep);
+  /// `keep`: files kept per expert, at least 1. `max_bytes`: of all files together, one that is being written included;
+  /// 0: no limit.
+  explicit CheckpointStore(std::filesystem::path folder, std::size_t keep, std::uint64_t max_bytes = 0);
 
   /// Experts with at least one checkpoint file, ascending.
   std::vector<ExpertUid> stored() const;
 
-  /// Writes a new file (see write_safetensors), then deletes all but the newest `keep`.
-  /// kUnavailable: the disk refused; earlier files are untouched.
+  /// Deletes the oldest files, of whatever expert, where the new one would exceed `max_bytes`, but never an expert's
+  /// newest. Writes the new one (see write_safetensors), then deletes all of its expert's but the newest `keep`.
+  /// kUnavailable: the disk refused, or `max_bytes` leaves no room; the newest file is untouched.
   Result<void> save(const ExpertSnapshot& snapshot);
 
   /// The newest intact checkpoint; nothing when the expert has none. A damaged one is logged and passed over, never
@@ -32,7 +35,10 @@ class CheckpointStore {
 
  private:
   std::filesystem::path folder_;
+  Result<void> make_room(std::uint64_t bytes) const;
+
   std::size_t keep_;
+  std::uint64_t max_bytes_;
 };
 
 /// Whether a file name is one that CheckpointStore gives.

@@ -18,10 +18,11 @@ Result<DataDirectory> DataDirectory::open(const fs::path& folder) {
   auto lock = File::open_or_create(path / "lock");
   if (!lock) return Error{Errc::kUnavailable, lock.error().message, {}};
   if (auto locked = lock->lock(); !locked) {
+    const bool in_use = locked.error().code == Errc::kUnavailable;
     return Error{Errc::kUnavailable,
                  "data directory " + path.string() +
-                     " is in use by another process: stop that one, or choose another "
-                     "directory (" +
+                     (in_use ? " is in use by another process: stop that one, or choose another directory ("
+                             : " is on a file system that cannot lock files: choose a directory on a local disk (") +
                      locked.error().message + ")",
                  {}};
   }

@@ -1,7 +1,8 @@
 #include "expert_server/expert_backend.hpp"
 
 #include "expert_server/architectures.hpp"
-#include "net/tensor_finite.hpp"
+#include "expert_server/device.hpp"
+#include "expert_server/invalid.hpp"
 
 #include <torch/autograd.h>
 #include <torch/types.h>
@@ -13,8 +14,6 @@
 
 namespace dmoe::expert_server {
 namespace {
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 std::string shape_text(at::IntArrayRef sizes) {
   std::string text = "[";
@@ -45,11 +44,16 @@ std::vector<NamedTensor> trained(const ExpertModule& module) {
   return found;
 }
 
-std::vector<NamedTensor> copies(const std::vector<NamedTensor>& tensors) {
+/// In the same memory, or on the host.
+std::vector<NamedTensor> copies(const std::vector<NamedTensor>& tensors, bool on_host = false) {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> all;
   all.reserve(tensors.size());
-  for (const auto& item : tensors) all.push_back({item.name, item.tensor.detach().clone(at::MemoryFormat::Contiguous)});
+  for (const auto& item : tensors) {
+    auto tensor = item.tensor.detach();
+    const bool elsewhere = on_host && !tensor.device().is_cpu();
+    all.push_back({item.name, elsewhere ? tensor.cpu().contiguous() : tensor.clone(at::MemoryFormat::Contiguous)});
+  }
   return all;
 }
 
@@ -70,13 +74,51 @@ Result<void> check_same(const std::vector<NamedTensor>& mine, const std::vector<
   return {};
 }
 
+const at::Tensor* find(const std::vector<NamedTensor>& tensors, const std::string& name) {
+  for (const auto& item : tensors) {
+    if (item.name == name) return &item.tensor;
+  }
+  return nullptr;
+}
+
 void copy_into(const std::vector<NamedTensor>& mine, const std::vector<NamedTensor>& theirs) {
   const at::NoGradGuard no_grad;
   for (const auto& item : mine) {
-    for (const auto& other : theirs) {
-      if (other.name == item.name) item.tensor.detach().copy_(other.tensor);
+    if (const auto* other = find(theirs, item.name)) item.tensor.detach().copy_(*other);
+  }
+}
+
+/// Like copy_into, but without a copy where the other's memory will do: nobody else has it.
+void take_over(const std::vector<NamedTensor>& mine, const std::vector<NamedTensor>& theirs) {
+  const at::NoGradGuard no_grad;
+  for (const auto& item : mine) {
+    const auto* other = find(theirs, item.name);
+    if (other == nullptr) continue;
+    if (item.tensor.device() == other->device() && other->is_contiguous() && item.tensor.is_contiguous()) {
+      item.tensor.set_data(*other);
+    } else {
+      item.tensor.detach().copy_(*other);
     }
   }
+}
+
+void move_to(const std::vector<NamedTensor>& tensors, const c10::Device& device) {
+  const at::NoGradGuard no_grad;
+  for (const auto& item : tensors) item.tensor.set_data(item.tensor.detach().to(device));
+}
+
+/// What stands against a module; empty: nothing.
+std::string unusable_parameter(const ExpertModule& module) {
+  for (const auto& parameter : module.parameters()) {
+    const auto& tensor = parameter.tensor;
+    const bool trainable = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+    if (!tensor.is_contiguous() || !tensor.device().is_cpu()) return parameter.name + " is no contiguous CPU tensor";
+    if (tensor.requires_grad() && !trainable) {
+      return parameter.name + " is " + c10::toString(tensor.scalar_type()) +
+             ", and only float32 and float64 are trained: convert it, or save it with requires_grad off";
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -118,18 +160,13 @@ Result<std::int64_t> check_tensors(const std::vector<at::Tensor>& tensors, const
 }
 
 Result<std::unique_ptr<ExpertBackend>> ExpertBackend::create(ExpertDescription description, OptimizerSettings optimizer,
-                                                             std::int64_t max_batch_size, std::uint64_t seed) {
+                                                             std::int64_t max_batch_size,
+                                                             std::optional<std::uint64_t> seed) {
   if (auto checked = check(optimizer); !checked) return checked.error();
   auto module = make_expert_module(description.architecture,
                                    ArchitectureArguments(description.hidden_dim, description.arguments), seed);
   if (!module) return module.error();
-  for (const auto& parameter : (*module)->parameters()) {
-    const auto& tensor = parameter.tensor;
-    const bool known = tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
-    if (!known || !tensor.is_contiguous() || !tensor.device().is_cpu()) {
-      return invalid("parameter " + parameter.name + " is not a contiguous float32 or float64 CPU tensor");
-    }
-  }
+  if (const auto wrong = unusable_parameter(**module); !wrong.empty()) return invalid("parameter " + wrong);
   return std::make_unique<ExpertBackend>(std::move(description), std::move(*module), optimizer, max_batch_size);
 }
 
@@ -137,15 +174,35 @@ ExpertBackend::ExpertBackend(ExpertDescription description, std::unique_ptr<Expe
                              OptimizerSettings optimizer, std::int64_t max_batch_size)
     : description_(std::move(description)),
       uid_text_(to_string(description_.uid)),
-      module_(std::move(module)),
-      schema_(module_->schema()),
-      one_task_at_a_time_(module_->one_task_at_a_time()),
-      runs_beside_others_(module_->runs_beside_others()),
-      trained_(trained(*module_)),
-      buffers_(module_->buffers()),
-      optimizer_(optimizer, trained_),
-      generator_(at::make_generator<at::CPUGeneratorImpl>()),
-      max_batch_size_(max_batch_size) {}
+      schema_(module->schema()),
+      one_task_at_a_time_(module->one_task_at_a_time()),
+      runs_beside_others_(module->runs_beside_others()),
+      optimizer_(optimizer, {}),
+      generator_(make_generator(device_)),
+      max_batch_size_(max_batch_size) {
+  adopt_module(std::move(module));
+}
+
+void ExpertBackend::adopt_module(std::unique_ptr<ExpertModule> module) {
+  module_ = std::move(module);
+  if (!device_.is_cpu()) {
+    move_to(module_->parameters(), device_);
+    move_to(module_->buffers(), device_);
+  }
+  trained_ = trained(*module_);
+  buffers_ = module_->buffers();
+  optimizer_ = Optimizer(optimizer_.settings(), trained_);
+  if (frozen_) freeze();
+}
+
+void ExpertBackend::place(const c10::Device& device) {
+  if (device == device_) return;
+  device_ = device;
+  generator_ = make_generator(device_);
+  move_to(module_->parameters(), device_);
+  move_to(buffers_, device_);
+  optimizer_.move_to(device_);
+}
 
 void ExpertBackend::freeze() {
   frozen_ = true;
@@ -175,10 +232,10 @@ Result<std::vector<at::Tensor>> ExpertBackend::forward(const std::vector<at::Ten
     const at::NoGradGuard no_grad;
     const BufferGuard guard(buffers_);
     if (one_task_at_a_time()) generator_.set_current_seed(rng_seed);
-    auto outputs = checked(module_->forward(inputs, generator_), inputs[0].size(0));
+    auto outputs = checked(module_->forward(to_device(inputs, device_), generator_), inputs[0].size(0));
     if (!outputs) return outputs;
     for (auto& output : *outputs) output = output.contiguous();
-    return outputs;
+    return to_host(std::move(*outputs), device_);
   } catch (const std::exception& e) {
     return failure("forward", e);
   }
@@ -201,9 +258,65 @@ Result<std::vector<at::Tensor>> ExpertBackend::backward(const std::vector<at::Te
   }
 }
 
+Result<void> ExpertBackend::rehearse(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& grad_outputs,
+                                     std::uint64_t rng_seed) {
+  if (grad_outputs.empty()) {
+    const auto outputs = forward(inputs, rng_seed);
+    if (!outputs) return outputs.error();
+    return {};
+  }
+  try {
+    const BufferGuard guard(buffers_);
+    const auto gradients = find_gradients(inputs, grad_outputs, rng_seed);
+    if (!gradients) return gradients.error();
+    if (frozen_) return {};
+    const auto norm = optimizer_.norm(gradients->parameters);
+    if (!norm) return norm.error();
+    return {};
+  } catch (const std::exception& e) {
+    return failure("backward", e);
+  }
+}
+
+/// One optimizer step, unless something is not finite: nothing changes then.
 Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at::Tensor>& inputs,
                                                             const std::vector<at::Tensor>& grad_outputs,
                                                             std::uint64_t rng_seed) {
+  auto gradients = find_gradients(inputs, grad_outputs, rng_seed);
+  if (!gradients) return gradients.error();
+  if (!frozen_) {
+    const auto norm = optimizer_.step(gradients->parameters, updates());
+    if (!norm) return norm.error();
+    gradient_norm_.store(*norm, std::memory_order_relaxed);
+  }
+  return to_host(std::move(gradients->inputs), device_);
+}
+
+/// By the module itself, or by autograd.
+Result<ExpertGradients> ExpertBackend::find_gradients(const std::vector<at::Tensor>& inputs,
+                                                      const std::vector<at::Tensor>& grad_outputs,
+                                                      std::uint64_t rng_seed) {
+  const auto x = to_device(inputs, device_);
+  const auto back = to_device(grad_outputs, device_);
+  ExpertGradients gradients;
+  if (auto own = module_->backward(x, back, !frozen_)) {
+    gradients = std::move(*own);
+  } else {
+    auto found = gradients_by_autograd(x, back, rng_seed);
+    if (!found) return found;
+    gradients = std::move(*found);
+  }
+  for (const auto& gradient : gradients.inputs) {
+    if (!all_finite_on(gradient)) {
+      return invalid("a gradient with respect to the inputs is not finite: NaN or Inf");
+    }
+  }
+  return gradients;
+}
+
+Result<ExpertGradients> ExpertBackend::gradients_by_autograd(const std::vector<at::Tensor>& inputs,
+                                                             const std::vector<at::Tensor>& grad_outputs,
+                                                             std::uint64_t rng_seed) {
   const at::AutoGradMode with_grad(true);
   const auto& specs = schema().inputs;
   std::vector<at::Tensor> leaves;
@@ -221,7 +334,7 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
 
   if (one_task_at_a_time()) generator_.set_current_seed(rng_seed);
   auto outputs = checked(module_->forward(leaves, generator_), inputs[0].size(0));
-  if (!outputs) return outputs;
+  if (!outputs) return outputs.error();
   torch::autograd::variable_list roots;
   torch::autograd::variable_list root_gradients;
   for (std::size_t i = 0; i < outputs->size(); ++i) {
@@ -240,23 +353,17 @@ Result<std::vector<at::Tensor>> ExpertBackend::run_backward(const std::vector<at
                                   /*allow_unused=*/true);
   }
 
-  std::vector<at::Tensor> gradients;
+  ExpertGradients gradients;
   std::size_t next = 0;
   for (const auto& leaf : leaves) {
     if (!leaf.requires_grad()) {
-      gradients.push_back(at::empty({0}, at::kFloat));
+      gradients.inputs.push_back(at::empty({0}, at::kFloat));
       continue;
     }
-    auto gradient = found[next++];
-    gradients.push_back(gradient.defined() ? gradient.detach().contiguous() : at::zeros_like(leaf));
-    if (!net::all_finite(gradients.back()))
-      return invalid("a gradient with respect to the inputs is not finite: NaN or Inf");
+    const auto& gradient = found[next++];
+    gradients.inputs.push_back(gradient.defined() ? gradient.detach().contiguous() : at::zeros_like(leaf.detach()));
   }
-  if (frozen_) return gradients;
-  const auto norm =
-      optimizer_.step({found.begin() + static_cast<std::ptrdiff_t>(input_targets), found.end()}, updates());
-  if (!norm) return norm.error();
-  gradient_norm_.store(*norm, std::memory_order_relaxed);
+  for (auto i = input_targets; i < found.size(); ++i) gradients.parameters.push_back({found[i], {}, {}});
   return gradients;
 }
 
@@ -268,23 +375,19 @@ void ExpertBackend::evict() {
   module_.reset();
 }
 
-Result<void> ExpertBackend::revive(const ExpertSnapshot& snapshot) {
+Result<void> ExpertBackend::revive(ExpertSnapshot snapshot) {
   auto module = make_expert_module(description_.architecture,
-                                   ArchitectureArguments(description_.hidden_dim, description_.arguments), 0);
+                                   ArchitectureArguments(description_.hidden_dim, description_.arguments), {});
   if (!module) return module.error();
-  module_ = std::move(*module);
-  trained_ = trained(*module_);
-  buffers_ = module_->buffers();
-  optimizer_ = Optimizer(optimizer_.settings(), trained_);
-  if (frozen_) freeze();
-  auto restored = restore(snapshot);
+  adopt_module(std::move(*module));
+  auto restored = restore(std::move(snapshot));
   if (!restored) evict();
   return restored;
 }
 
 ExpertSnapshot ExpertBackend::snapshot() const {
-  return {description_,     optimizer_.settings(),     updates(), copies(module_->parameters()),
-          copies(buffers_), copies(optimizer_.state())};
+  return {description_,           optimizer_.settings(),           updates(), copies(module_->parameters(), true),
+          copies(buffers_, true), copies(optimizer_.state(), true)};
 }
 
 std::shared_ptr<const ExpertSnapshot> ExpertBackend::begin_snapshot() {
@@ -308,7 +411,7 @@ bool ExpertBackend::copy_snapshot(std::size_t bytes) {
   return true;
 }
 
-Result<void> ExpertBackend::restore(const ExpertSnapshot& snapshot) {
+Result<void> ExpertBackend::restore(ExpertSnapshot snapshot) {
   const auto& theirs = snapshot.description;
   if (theirs.uid != uid()) return invalid("it is of expert " + to_string(theirs.uid) + ", this one is " + uid_text_);
   if (theirs.architecture != description_.architecture) {
@@ -316,8 +419,8 @@ Result<void> ExpertBackend::restore(const ExpertSnapshot& snapshot) {
   }
   if (auto same = check_same(module_->parameters(), snapshot.parameters); !same) return same;
   if (auto same = check_same(buffers_, snapshot.buffers); !same) return same;
-  if (auto loaded = optimizer_.load_state(snapshot.optimizer_state); !loaded) return loaded;
-  copy_into(module_->parameters(), snapshot.parameters);
+  if (auto loaded = optimizer_.load_state(std::move(snapshot.optimizer_state)); !loaded) return loaded;
+  take_over(module_->parameters(), snapshot.parameters);
   copy_into(buffers_, snapshot.buffers);
   updates_.store(snapshot.updates, std::memory_order_relaxed);
   return {};

@@ -7,6 +7,8 @@
 #include "net/error.hpp"
 #include "net/expert_uid.hpp"
 
+#include <c10/core/Device.h>
+
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -39,12 +41,18 @@ struct ExpertSnapshot {
 /// Computes one expert. Everything but the const accessors belongs to the runtime: one thread at a time.
 class ExpertBackend {
  public:
+  /// `seed`: of the weights; nothing: a `restore` follows, and they need not be drawn.
   /// kInvalidArgument: the architecture, its arguments or the optimizer's settings do not fit.
   static Result<std::unique_ptr<ExpertBackend>> create(ExpertDescription description, OptimizerSettings optimizer,
-                                                       std::int64_t max_batch_size, std::uint64_t seed);
+                                                       std::int64_t max_batch_size, std::optional<std::uint64_t> seed);
   /// Around a module of one's own.
   ExpertBackend(ExpertDescription description, std::unique_ptr<ExpertModule> module, OptimizerSettings optimizer,
                 std::int64_t max_batch_size);
+
+  /// Moves weights, buffers and optimizer state; computes there from now on. Callers' tensors stay on the host. Not
+  /// while it is served.
+  void place(const c10::Device& device);
+  const c10::Device& device() const noexcept { return device_; }
 
   const ExpertDescription& description() const noexcept { return description_; }
   const ExpertUid& uid() const noexcept { return description_.uid; }
@@ -72,12 +80,16 @@ class ExpertBackend {
   Result<std::vector<at::Tensor>> backward(const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
 
+  /// Whether a call would succeed by itself: computes all of it, and changes nothing. Without `grad_outputs`: forward.
+  Result<void> rehearse(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& grad_outputs,
+                        std::uint64_t rng_seed);
+
   /// Gives weights and optimizer state back to the system; the const accessors work as before, nothing else does
   /// before `revive`. A snapshot must exist elsewhere.
   void evict();
   bool evicted() const noexcept { return module_ == nullptr; }
   /// Makes the module anew and takes over a snapshot, as `restore` does. On an error it stays evicted.
-  Result<void> revive(const ExpertSnapshot& snapshot);
+  Result<void> revive(ExpertSnapshot snapshot);
 
   /// A consistent copy: weights, optimizer state and counter belong to the same step.
   ExpertSnapshot snapshot() const;
@@ -88,14 +100,20 @@ class ExpertBackend {
   std::shared_ptr<const ExpertSnapshot> begin_snapshot();
   bool copy_snapshot(std::size_t bytes);  ///< Copies about `bytes` more. True: none is left.
 
-  /// Takes over a snapshot of an equal description and optimizer kind. An empty optimizer state starts afresh.
+  /// Takes over a snapshot of an equal description and optimizer kind; on the CPU its tensors become the expert's own,
+  /// so that a large expert is not copied. An empty optimizer state starts afresh.
   /// kInvalidArgument naming what does not fit, with both shapes; nothing has changed then.
-  Result<void> restore(const ExpertSnapshot& snapshot);
+  Result<void> restore(ExpertSnapshot snapshot);
 
  private:
   class BufferGuard;
   Result<std::vector<at::Tensor>> run_backward(const std::vector<at::Tensor>& inputs,
                                                const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
+  Result<ExpertGradients> find_gradients(const std::vector<at::Tensor>& inputs,
+                                         const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
+  Result<ExpertGradients> gradients_by_autograd(const std::vector<at::Tensor>& inputs,
+                                                const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
+  void adopt_module(std::unique_ptr<ExpertModule> module);
   Result<std::vector<at::Tensor>> checked(std::vector<at::Tensor> outputs, std::int64_t rows) const;
   Error failure(const char* direction, const std::exception& cause) const;
 
@@ -113,7 +131,8 @@ class ExpertBackend {
   std::vector<NamedTensor> trained_;
   std::vector<NamedTensor> buffers_;
   Optimizer optimizer_;
-  at::Generator generator_;
+  c10::Device device_{c10::kCPU};
+  at::Generator generator_;  ///< Of the device.
   std::int64_t max_batch_size_;
   bool frozen_ = false;
   std::optional<Pending> pending_;

@@ -1,11 +1,11 @@
 #include "expert_server/expert_factory.hpp"
 
+#include "expert_server/invalid.hpp"
+
 #include <utility>
 
 namespace dmoe::expert_server {
 namespace {
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 std::string text_of(const std::map<std::string, std::string>& arguments) {
   std::string text;
@@ -84,11 +84,12 @@ Result<std::unique_ptr<ExpertBackend>> make_expert(const ExpertUid& uid, const E
       snapshot->optimizer_state.clear();
     }
   }
-  auto backend = ExpertBackend::create(description, *settings, options.max_batch_size, weight_seed(seed, uid));
+  const auto drawn_from = snapshot ? std::nullopt : std::optional<std::uint64_t>(weight_seed(seed, uid));
+  auto backend = ExpertBackend::create(description, *settings, options.max_batch_size, drawn_from);
   if (backend && options.frozen) (*backend)->freeze();
   if (restored != nullptr) *restored = snapshot.has_value();
   if (!backend || !snapshot) return backend;
-  if (auto done = (*backend)->restore(*snapshot); !done) {
+  if (auto done = (*backend)->restore(std::move(*snapshot)); !done) {
     return invalid("the checkpoint of expert " + to_string(uid) + " does not fit: " + done.error().message);
   }
   return backend;

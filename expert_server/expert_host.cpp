@@ -54,8 +54,12 @@ RuntimeOptions runtime_options(const ExpertHostOptions& options, ServerMetrics& 
 }  // namespace
 
 ExpertHost::ExpertHost(ExpertHostOptions options, ServerMetrics& metrics)
-    : options_(std::move(options)), metrics_(metrics), runtime_(runtime_options(options_, metrics, residency_)) {
-  if (options_.checkpoints) store_.emplace(*options_.checkpoints, options_.keep_checkpoints);
+    : options_(std::move(options)),
+      metrics_(metrics),
+      runtimes_(options_.devices, runtime_options(options_, metrics, residency_)) {
+  if (options_.checkpoints) {
+    store_.emplace(*options_.checkpoints, options_.keep_checkpoints, options_.max_disk);
+  }
 }
 
 ExpertHost::~ExpertHost() { stop(std::chrono::milliseconds{0}); }
@@ -76,6 +80,7 @@ Result<void> ExpertHost::load(const ExpertUid& uid) {
   auto pool = options_.pool;
   pool.one_task_at_a_time = (*backend)->one_task_at_a_time();
   auto expert = std::make_shared<HostedExpert>(std::move(*backend), pool);
+  if (auto placed = place(*expert); !placed) return placed;
   expert->meters = &metrics_.expert(expert->backend->uid_text());
   expert->last_used = std::chrono::steady_clock::now();
   table_.add(std::move(expert));
@@ -85,10 +90,24 @@ Result<void> ExpertHost::load(const ExpertUid& uid) {
   return {};
 }
 
+Result<void> ExpertHost::place(HostedExpert& expert) {
+  try {
+    runtimes_.place(expert);
+    return {};
+  } catch (const std::exception& e) {  // A device without memory for it, or one that broke.
+    runtimes_.forget(expert);
+    return Error{Errc::kUnavailable,
+                 "expert " + expert.backend->uid_text() + " cannot be moved to " +
+                     runtimes_.device(expert.runtime).str() + ": " + e.what(),
+                 {}};
+  }
+}
+
 void ExpertHost::unload(const ExpertUid& uid) {
   const auto expert = table_.remove(to_string(uid));
   if (!expert) return;
-  runtime_.remove(expert);
+  runtimes_.of(*expert).remove(expert);
+  runtimes_.forget(*expert);
   const std::lock_guard lock(disk_mutex_);
   if (auto saved = save_if_changed(expert); !saved) {
     spdlog::error("expert {} was unloaded without its last checkpoint: {}", to_string(uid), saved.error().message);
@@ -127,7 +146,7 @@ Result<void> ExpertHost::save_if_changed(const std::shared_ptr<HostedExpert>& ex
 }
 
 void ExpertHost::stop(std::chrono::milliseconds grace) {
-  runtime_.stop(grace);
+  runtimes_.stop(grace);
   residency_.stop();
 }
 
@@ -138,7 +157,7 @@ Result<void> ExpertHost::make_room() {
   std::erase_if(experts, [](const auto& expert) { return expert->backend->evicted(); });
   if (experts.size() < options_.max_resident) return {};
   std::map<const HostedExpert*, TimePoint> used;  // Read once: it moves while it is sorted by.
-  for (const auto& expert : experts) used[expert.get()] = runtime_.last_used(*expert);
+  for (const auto& expert : experts) used[expert.get()] = runtimes_.of(*expert).last_used(*expert);
   std::sort(experts.begin(), experts.end(),
             [&](const auto& left, const auto& right) { return used[left.get()] < used[right.get()]; });
   const auto excess = experts.size() + 1 - options_.max_resident;
@@ -153,13 +172,13 @@ Result<void> ExpertHost::make_room() {
 Result<void> ExpertHost::evict(const std::shared_ptr<HostedExpert>& expert) {
   // The bulk is written while it is still served; what it learns meanwhile is written when it is not.
   if (auto saved = save_if_changed(expert); !saved) return saved;
-  if (!runtime_.suspend(expert)) return Error{Errc::kUnavailable, "the server is shutting down", {}};
+  if (!runtimes_.of(*expert).suspend(expert)) return Error{Errc::kUnavailable, "the server is shutting down", {}};
   if (auto saved = save_if_changed(expert); !saved) {
-    runtime_.resume(expert);
+    runtimes_.of(*expert).resume(expert);
     return saved;
   }
   expert->backend->evict();
-  if (runtime_.waits(*expert)) residency_.want(expert);  // Its turn comes again.
+  if (runtimes_.of(*expert).waits(*expert)) residency_.want(expert);  // Its turn comes again.
   return {};
 }
 
@@ -170,33 +189,34 @@ void ExpertHost::revive(const std::shared_ptr<HostedExpert>& expert) {
   const auto started = std::chrono::steady_clock::now();
   const auto revived = [&]() -> Result<void> {
     if (auto room = make_room(); !room) return room;
-    const auto snapshot = store_->load(expert->backend->uid());
+    auto snapshot = store_->load(expert->backend->uid());
     if (!snapshot) return snapshot.error();
     if (!*snapshot) return Error{Errc::kUnavailable, "its checkpoint is gone", {}};
-    return expert->backend->revive(**snapshot);
+    return expert->backend->revive(std::move(**snapshot));
   }();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   metrics_.revived(revived.has_value(), took.count());
-  if (revived) return runtime_.resume(expert);
+  if (revived) return runtimes_.of(*expert).resume(expert);
   spdlog::error("expert {} cannot be brought back from disk: {}", expert->backend->uid_text(), revived.error().message);
-  runtime_.fail_waiting(expert, {Errc::kUnavailable,
-                                 "expert " + expert->backend->uid_text() +
-                                     " cannot be brought back from disk: " + revived.error().message,
-                                 {}});
+  runtimes_.of(*expert).fail_waiting(expert, {Errc::kUnavailable,
+                                              "expert " + expert->backend->uid_text() +
+                                                  " cannot be brought back from disk: " + revived.error().message,
+                                              {}});
 }
 
 /// Null: no memory for it, or a device that hangs.
 std::shared_ptr<const ExpertSnapshot> ExpertHost::snapshot_of(const std::shared_ptr<HostedExpert>& expert) {
   auto& backend = *expert->backend;
+  auto& runtime = runtimes_.of(*expert);
   try {
     const auto begun = between_batches<std::shared_ptr<const ExpertSnapshot>>(
-        runtime_, [&backend]() { return backend.begin_snapshot(); });
+        runtime, [&backend]() { return backend.begin_snapshot(); });
     if (!begun || !*begun) return nullptr;
     populate((*begun)->parameters);
     populate((*begun)->optimizer_state);
     const auto slice = slice_of(**begun);
     for (;;) {
-      const auto done = between_batches<bool>(runtime_, [&backend, slice] { return backend.copy_snapshot(slice); });
+      const auto done = between_batches<bool>(runtime, [&backend, slice] { return backend.copy_snapshot(slice); });
       if (!done) return nullptr;
       if (*done) return *begun;
     }

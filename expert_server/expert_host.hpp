@@ -4,7 +4,7 @@
 #include "expert_server/checkpoint_store.hpp"
 #include "expert_server/expert_residency.hpp"
 #include "expert_server/expert_table.hpp"
-#include "expert_server/runtime.hpp"
+#include "expert_server/runtimes.hpp"
 #include "expert_server/server.hpp"
 #include "expert_server/server_metrics.hpp"
 
@@ -23,7 +23,9 @@ struct ExpertHostOptions {
   TaskPoolOptions pool;
   std::optional<std::filesystem::path> checkpoints;  ///< Unset: nothing is kept.
   std::size_t keep_checkpoints = 3;
+  std::uint64_t max_disk = 0;  ///< Bytes of all checkpoints together; 0: no limit.
   bool reset_optimizer = false;
+  std::vector<c10::Device> devices;  ///< Empty: one CPU.
   int compute_threads = 0;
   bool grouped = true;
   std::size_t max_resident = 0;  ///< Experts in memory; needs checkpoints. 0: all.
@@ -40,7 +42,8 @@ class ExpertHost {
 
   const ExpertTable& table() const noexcept { return table_; }
   ExpertTable& table() noexcept { return table_; }
-  Runtime& runtime() noexcept { return runtime_; }
+  Runtimes& runtimes() noexcept { return runtimes_; }
+  const Runtimes& runtimes() const noexcept { return runtimes_; }
 
   /// Experts that have a checkpoint here, hosted or not.
   std::vector<ExpertUid> stored();
@@ -57,6 +60,7 @@ class ExpertHost {
   void stop(std::chrono::milliseconds grace);
 
  private:
+  Result<void> place(HostedExpert& expert);
   Result<void> make_room();
   Result<void> evict(const std::shared_ptr<HostedExpert>& expert);
   void revive(const std::shared_ptr<HostedExpert>& expert);
@@ -69,8 +73,8 @@ class ExpertHost {
   std::mutex disk_mutex_;                 ///< Taken for the disk alone: neither calls nor the device ever wait for it.
   std::optional<CheckpointStore> store_;  // Guarded by disk_mutex_.
   std::map<ExpertUid, std::uint64_t> saved_;  // Guarded by disk_mutex_: updates at the last checkpoint.
-  ExpertResidency residency_;  ///< runtime_ calls it; its thread, which uses all of this, ends in stop().
-  Runtime runtime_;
+  ExpertResidency residency_;  ///< runtimes_ call it; its thread, which uses all of this, ends in stop().
+  Runtimes runtimes_;
 };
 
 }  // namespace dmoe::expert_server

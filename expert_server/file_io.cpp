@@ -46,20 +46,22 @@ File::~File() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-Result<void> File::write(std::span<const std::uint8_t> bytes) {
-  while (!bytes.empty()) {
-    const auto written = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kLargestTransfer));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return failure("write");
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-  return {};
+void File::bypass_cache() {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (flags >= 0) (void)::fcntl(descriptor_, F_SETFL, flags | O_DIRECT);
+}
+
+/// Some file systems promise direct transfers and then refuse one. False: it was not that.
+bool File::leave_direct() {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  return flags >= 0 && (flags & O_DIRECT) != 0 && ::fcntl(descriptor_, F_SETFL, flags & ~O_DIRECT) == 0;
 }
 
 Result<void> File::write_at(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
   while (!bytes.empty()) {
     const auto written = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINVAL && leave_direct()) continue;
     if (written <= 0) return failure("write");
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
@@ -72,13 +74,31 @@ Result<void> File::read(std::span<std::uint8_t> bytes) {
     const auto got = ::read(descriptor_, bytes.data(), std::min(bytes.size(), kLargestTransfer));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return failure("read");
-    if (got == 0) return Error{Errc::kInvalidArgument, path_.string() + " ends too early", {}};
+    if (got == 0) return ends_early();
     bytes = bytes.subspan(static_cast<std::size_t>(got));
   }
   return {};
 }
 
-void File::start_writing() { (void)::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WRITE); }
+Result<std::size_t> File::read_at(std::uint64_t offset, std::span<std::uint8_t> bytes) {
+  std::size_t got = 0;
+  while (got < bytes.size()) {
+    const auto now = ::pread(descriptor_, bytes.data() + got, bytes.size() - got, static_cast<off_t>(offset + got));
+    if (now < 0 && errno == EINTR) continue;
+    if (now < 0 && errno == EINVAL && leave_direct()) continue;
+    if (now < 0) return failure("read");
+    if (now == 0) break;
+    got += static_cast<std::size_t>(now);
+  }
+  return got;
+}
+
+Error File::ends_early() const { return {Errc::kInvalidArgument, path_.string() + " ends too early", {}}; }
+
+Result<void> File::resize(std::uint64_t size) {
+  if (::ftruncate(descriptor_, static_cast<off_t>(size)) != 0) return failure("write");
+  return {};
+}
 
 Result<void> File::sync() {
   if (::fsync(descriptor_) != 0) return failure("fsync");
@@ -93,8 +113,11 @@ Result<std::uint64_t> File::size() {
 }
 
 Result<void> File::lock() {
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) return failure("lock");
-  return {};
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return {};
+  if (errno == EWOULDBLOCK) return failure("lock");
+  auto error = failure("lock");  // A network file system without a lock service, for example.
+  error.code = Errc::kInternal;
+  return error;
 }
 
 Result<void> sync_folder(const std::filesystem::path& folder) {

@@ -11,7 +11,11 @@
 
 namespace dmoe::expert_server {
 
-/// An open file descriptor, closed on destruction. Not thread-safe.
+/// What a transfer past the page cache must begin at and be a multiple of, in memory and in the file.
+inline constexpr std::size_t kDirectAlignment = 4'096;
+
+/// An open file descriptor, closed on destruction. Not thread-safe, except that reads and writes at given places may
+/// run at once.
 class File {
  public:
   /// A new file with mode 0600; kUnavailable when it exists already or cannot be made.
@@ -26,12 +30,18 @@ class File {
   File& operator=(const File&) = delete;
   ~File();
 
-  Result<void> write(std::span<const std::uint8_t> bytes);
+  /// From now on transfers go between the disk and the caller's memory, past the page cache, if the file system can do
+  /// that; then all of them must keep to kDirectAlignment. A checkpoint is several times as fast so, and calls that are
+  /// served meanwhile keep their cache.
+  void bypass_cache();
+
   Result<void> write_at(std::uint64_t offset, std::span<const std::uint8_t> bytes);
   /// Fills `bytes` whole; kInvalidArgument when the file ends before.
   Result<void> read(std::span<std::uint8_t> bytes);
-  /// Asks the kernel to begin with what was written so far, so that `sync` finds little left to do. Best effort.
-  void start_writing();
+  /// As many bytes as there are from `offset` on, at most bytes.size().
+  Result<std::size_t> read_at(std::uint64_t offset, std::span<std::uint8_t> bytes);
+  Error ends_early() const;
+  Result<void> resize(std::uint64_t size);
   Result<void> sync();
   Result<std::uint64_t> size();
   /// An exclusive advisory lock, held until the file is closed, released by the kernel when the process dies.
@@ -42,6 +52,8 @@ class File {
   File(int descriptor, std::filesystem::path path) : descriptor_(descriptor), path_(std::move(path)) {}
   static Result<File> open(const std::filesystem::path& path, int flags);
   Error failure(const char* action) const;
+
+  bool leave_direct();
 
   int descriptor_ = -1;
   std::filesystem::path path_;

@@ -1,17 +1,21 @@
 #include "expert_server/optimizer.hpp"
 
+#include "expert_server/device_steps.hpp"
+#include "expert_server/invalid.hpp"
+#include "expert_server/large_pages.hpp"
 #include "expert_server/optimizer_steps.hpp"
 
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 namespace dmoe::expert_server {
 namespace {
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, double scale, double rate) {
   const double first = 1 - std::pow(settings.beta1, static_cast<double>(step));
@@ -25,6 +29,35 @@ AdamFactors adam_factors(const OptimizerSettings& settings, std::int64_t step, d
           rate / first,
           1 / std::sqrt(second),
           settings.epsilon};
+}
+
+SgdFactors sgd_factors(const OptimizerSettings& settings, double scale, double rate, bool first) {
+  return {scale, settings.weight_decay, rate, settings.momentum, settings.nesterov, first};
+}
+
+/// A parameter and what is kept of it.
+template <class T>
+struct StepMemory {
+  T* weight;
+  const T* gradient;
+  std::array<T*, 3> state{};  ///< Null: not kept.
+
+  AdamMemory<T> adam() const { return {weight, gradient, state[0], state[1], state[2]}; }
+  SgdMemory<T> sgd() const { return {weight, gradient, state[0]}; }
+};
+
+template <class T>
+StepMemory<T> memory_of(const at::Tensor& weight, const std::vector<at::Tensor>& state, const T* gradient) {
+  StepMemory<T> memory{weight.data_ptr<T>(), gradient};
+  for (std::size_t i = 0; i < state.size() && i < memory.state.size(); ++i) {
+    memory.state[i] = state[i].data_ptr<T>();
+  }
+  return memory;
+}
+
+OuterProducts outer_products(const ParameterGradient& gradient) {
+  return {gradient.left.data_ptr<float>(), gradient.right.data_ptr<float>(), gradient.left.size(0),
+          gradient.left.size(1), gradient.right.size(1)};
 }
 
 double squared_norm_of(const at::Tensor& gradient) {
@@ -78,45 +111,102 @@ std::vector<std::string> Optimizer::state_names() const {
 }
 
 Result<double> Optimizer::step(const std::vector<at::Tensor>& gradients, std::uint64_t steps) {
-  if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
-  std::vector<at::Tensor> dense(gradients.size());
+  std::vector<ParameterGradient> dense;
+  dense.reserve(gradients.size());
+  for (const auto& gradient : gradients) dense.push_back({gradient, {}, {}});
+  return step(dense, steps);
+}
+
+Result<double> Optimizer::norm(const std::vector<ParameterGradient>& gradients) const {
   double squares = 0;
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;
-    dense[i] = gradients[i].contiguous();
-    squares += squared_norm_of(dense[i]);
+  double bound = 0;
+  std::vector<at::Tensor> elsewhere;
+  for (const auto& gradient : gradients) {
+    if (gradient.left.defined()) {
+      const auto norm = norm_of(outer_products(gradient));
+      squares += norm.squared;
+      bound = std::max(bound, norm.bound);
+    } else if (gradient.dense.defined() && gradient.dense.device().is_cpu()) {
+      squares += squared_norm_of(gradient.dense.contiguous());
+    } else {
+      elsewhere.push_back(gradient.dense);
+    }
   }
-  const double norm = std::sqrt(squares);
-  if (!std::isfinite(norm)) return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
+  squares += squared_norm_on_device(elsewhere);
+  // A product can overflow a float although its norm, in double, is finite.
+  const bool overflows = !(bound <= std::numeric_limits<float>::max());
+  if (!std::isfinite(squares) || overflows) {
+    return invalid("the gradients of the expert's parameters are not finite: NaN or Inf");
+  }
+  return std::sqrt(squares);
+}
+
+Result<double> Optimizer::step(const std::vector<ParameterGradient>& gradients, std::uint64_t steps) {
+  if (gradients.size() != slots_.size()) return Error{Errc::kInternal, "a gradient is missing", {}};
+  auto usable = gradients;
+  for (auto& gradient : usable) {
+    if (gradient.dense.defined()) gradient.dense = gradient.dense.contiguous();
+  }
+  const auto norm = this->norm(usable);
+  if (!norm) return norm;
   const double limit = settings_.clip_grad_norm;
-  const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
+  const double scale = limit > 0 && *norm > limit ? limit / *norm : 1.0;
   const double rate = settings_.learning_rate * settings_.schedule.factor(steps);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (dense[i].defined()) apply(slots_[i], dense[i], scale, rate);
+    if (usable[i].left.defined()) {
+      apply_outer(slots_[i], usable[i], scale, rate);
+    } else if (usable[i].dense.defined()) {
+      apply(slots_[i], usable[i].dense, scale, rate);
+    }
   }
   return norm;
 }
 
-void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale, double rate) {
-  auto& weight = slot.parameter.tensor;
-  const bool first = slot.state.empty();
-  while (slot.state.size() < state_names().size()) slot.state.push_back(at::zeros_like(weight));
+void Optimizer::prepare(Slot& slot) const {
+  while (slot.state.size() < state_names().size()) {
+    slot.state.push_back(at::zeros_like(slot.parameter.tensor));
+    prefer_large_pages(slot.state.back());
+  }
   ++slot.step;
+}
+
+void Optimizer::apply(Slot& slot, const at::Tensor& gradient, double scale, double rate) const {
+  const bool first = slot.state.empty();
+  prepare(slot);
+  auto& weight = slot.parameter.tensor;
+  if (!weight.device().is_cpu()) {
+    if (settings_.kind == OptimizerKind::kSgd) {
+      return sgd_step_on_device(weight.detach(), gradient, slot.state, sgd_factors(settings_, scale, rate, first));
+    }
+    return adam_step_on_device(weight.detach(), gradient, slot.state, adam_factors(settings_, slot.step, scale, rate));
+  }
   AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "optimizer_step", [&] {
-    auto* weights = weight.data_ptr<scalar_t>();
-    const auto* gradients = gradient.data_ptr<scalar_t>();
-    std::vector<scalar_t*> state;
-    for (auto& tensor : slot.state) state.push_back(tensor.data_ptr<scalar_t>());
+    const auto memory = memory_of<scalar_t>(weight, slot.state, gradient.data_ptr<scalar_t>());
     if (settings_.kind != OptimizerKind::kSgd) {
-      const AdamMemory<scalar_t> memory{weights, gradients, state[0], state[1], settings_.amsgrad ? state[2] : nullptr};
-      adam_step(memory, weight.numel(), adam_factors(settings_, slot.step, scale, rate));
+      adam_step(memory.adam(), weight.numel(), adam_factors(settings_, slot.step, scale, rate));
     } else {
-      const SgdMemory<scalar_t> memory{weights, gradients, state.empty() ? nullptr : state[0]};
-      sgd_step(memory, weight.numel(),
-               {scale, settings_.weight_decay, rate, settings_.momentum, settings_.nesterov, first});
+      sgd_step(memory.sgd(), weight.numel(), sgd_factors(settings_, scale, rate, first));
     }
   });
+}
+
+void Optimizer::apply_outer(Slot& slot, const ParameterGradient& gradient, double scale, double rate) const {
+  const bool first = slot.state.empty();
+  prepare(slot);
+  const auto memory = memory_of<float>(slot.parameter.tensor, slot.state, nullptr);
+  const auto products = outer_products(gradient);
+  if (settings_.kind != OptimizerKind::kSgd) {
+    adam_step(memory.adam(), products, adam_factors(settings_, slot.step, scale, rate));
+  } else {
+    sgd_step(memory.sgd(), products, sgd_factors(settings_, scale, rate, first));
+  }
+}
+
+void Optimizer::move_to(const c10::Device& device) {
+  for (auto& slot : slots_) {
+    for (auto& tensor : slot.state) tensor = tensor.to(device);
+  }
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
@@ -132,7 +222,7 @@ std::vector<NamedTensor> Optimizer::state() const {
   return all;
 }
 
-Result<void> Optimizer::load_state(const std::vector<NamedTensor>& state) {
+Result<void> Optimizer::load_state(std::vector<NamedTensor> state) {
   std::vector<Slot> loaded;
   std::size_t used = 0;
   const auto names = state_names();
@@ -159,7 +249,9 @@ Result<void> Optimizer::load_state(const std::vector<NamedTensor>& state) {
           tensor->scalar_type() != slot.parameter.tensor.scalar_type()) {
         return invalid("optimizer state " + full + " has another shape or dtype than its parameter");
       }
-      loaded.back().state.push_back(tensor->clone(at::MemoryFormat::Contiguous));
+      const auto& parameter = slot.parameter.tensor;
+      const bool usable = tensor->is_contiguous() && tensor->device() == parameter.device();
+      loaded.back().state.push_back(usable ? *tensor : tensor->to(parameter.device()).contiguous());
       ++used;
     }
   }

@@ -43,7 +43,7 @@ Result<void> check(const OptimizerSettings& settings);
 /// weights are read and written once, where a chain of torch operations would do so ten times.
 class Optimizer {
  public:
-  /// `parameters`: contiguous float32 or float64 CPU tensors.
+  /// `parameters`: contiguous float32 or float64 tensors, all on one device.
   Optimizer(OptimizerSettings settings, std::vector<NamedTensor> parameters);
 
   /// Clips and applies one gradient per parameter; an undefined one leaves its parameter and state alone. The learning
@@ -51,15 +51,23 @@ class Optimizer {
   /// @return the gradients' 2-norm before clipping, or kInvalidArgument when it is not finite: nothing has changed
   /// then.
   Result<double> step(const std::vector<at::Tensor>& gradients, std::uint64_t steps = 0);
+  Result<double> step(const std::vector<ParameterGradient>& gradients, std::uint64_t steps = 0);
+
+  /// The gradients' 2-norm, or what `step` would refuse them with.
+  Result<double> norm(const std::vector<ParameterGradient>& gradients) const;
 
   const OptimizerSettings& settings() const noexcept { return settings_; }
 
   /// What must be kept to go on exactly: "<parameter>.exp_avg", … and "<parameter>.step". Only parameters that have
   /// been stepped have any. The tensors are the live ones: copy them before the next step.
   std::vector<NamedTensor> state() const;
-  /// Takes over a state of the same parameters (copied). Parameters that it leaves out start afresh.
+  /// Takes over a state of the same parameters: its tensors become the optimizer's own, or are copied to where the
+  /// parameter is. Parameters that it leaves out start afresh.
   /// kInvalidArgument naming a tensor that is unknown, or of another shape or dtype; nothing has changed then.
-  Result<void> load_state(const std::vector<NamedTensor>& state);
+  Result<void> load_state(std::vector<NamedTensor> state);
+
+  /// The parameters are on this device now: the state follows them.
+  void move_to(const c10::Device& device);
 
  private:
   struct Slot {
@@ -69,7 +77,9 @@ class Optimizer {
   };
 
   std::vector<std::string> state_names() const;
-  void apply(Slot& slot, const at::Tensor& gradient, double scale, double rate);
+  void prepare(Slot& slot) const;
+  void apply(Slot& slot, const at::Tensor& gradient, double scale, double rate) const;
+  void apply_outer(Slot& slot, const ParameterGradient& gradient, double scale, double rate) const;
 
   OptimizerSettings settings_;
   std::vector<Slot> slots_;

@@ -31,7 +31,8 @@ double range_squares(const T* values, std::int64_t count) {
 }
 
 template <bool kAmsgrad, class T>
-void adam_range(const AdamMemory<T>& memory, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
+[[gnu::always_inline]] inline void adam_loop(const AdamMemory<T>& memory, const AdamFactors& factors,
+                                             std::int64_t begin, std::int64_t end) {
   const T scale = static_cast<T>(factors.scale);
   const T decay = static_cast<T>(factors.coupled_decay);
   const T shrink = static_cast<T>(factors.decoupled_decay);
@@ -60,6 +61,68 @@ void adam_range(const AdamMemory<T>& memory, const AdamFactors& factors, std::in
     square[i] = v;
     weight[i] = shrink * weight[i] - step_size * m / (std::sqrt(top) * root_correction + epsilon);
   }
+}
+
+template <class T>
+using AdamRange = void (*)(const AdamMemory<T>&, const AdamFactors&, std::int64_t, std::int64_t);
+
+template <bool kAmsgrad, class T>
+void plain_adam(const AdamMemory<T>& memory, const AdamFactors& factors, std::int64_t begin, std::int64_t end) {
+  adam_loop<kAmsgrad>(memory, factors, begin, end);
+}
+
+#if defined(__x86_64__)
+template <bool kAmsgrad, class T>
+__attribute__((target("avx2,fma"))) void avx2_adam(const AdamMemory<T>& memory, const AdamFactors& factors,
+                                                   std::int64_t begin, std::int64_t end) {
+  adam_loop<kAmsgrad>(memory, factors, begin, end);
+}
+
+template <bool kAmsgrad, class T>
+AdamRange<T> best_adam() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? avx2_adam<kAmsgrad, T>
+                                                                         : plain_adam<kAmsgrad, T>;
+}
+#else
+template <bool kAmsgrad, class T>
+AdamRange<T> best_adam() {
+  return plain_adam<kAmsgrad, T>;
+}
+#endif
+
+/// The loop for the processor at hand: square roots and divisions are what a small expert's step takes.
+template <class T>
+AdamRange<T> adam_range(bool amsgrad) {
+  static const auto with = best_adam<true, T>();
+  static const auto without = best_adam<false, T>();
+  return amsgrad ? with : without;
+}
+
+double dot(const float* left, const float* right, std::int64_t count) {
+  double lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += static_cast<double>(left[i + lane]) * static_cast<double>(right[i + lane]);
+    }
+  }
+  for (; i < count; ++i) lanes[0] += static_cast<double>(left[i]) * static_cast<double>(right[i]);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+/// Calls `step(first element, gradient of one row of the matrix)` for each row, split over the compute threads.
+template <class Step>
+void for_each_row(const OuterProducts& gradient, const Step& step) {
+  parallel_range(gradient.outputs, 1 + kGrain / (gradient.inputs + 1), [&](std::int64_t begin, std::int64_t end) {
+    thread_local std::vector<float> row;
+    row.resize(static_cast<std::size_t>(gradient.inputs));
+    for (auto output = begin; output < end; ++output) {
+      outer_products_row(gradient, output, row.data());
+      step(output * gradient.inputs, row.data());
+    }
+  });
 }
 
 /// The gradient with clipping and weight decay.
@@ -108,13 +171,47 @@ double squared_norm(const T* values, std::int64_t count) {
 
 template <class T>
 void adam_step(const AdamMemory<T>& memory, std::int64_t count, const AdamFactors& factors) {
-  const auto range = memory.largest != nullptr ? adam_range<true, T> : adam_range<false, T>;
+  const auto range = adam_range<T>(memory.largest != nullptr);
   parallel_range(count, kGrain, [&](std::int64_t begin, std::int64_t end) { range(memory, factors, begin, end); });
 }
 
 template <class T>
 void sgd_step(const SgdMemory<T>& memory, std::int64_t count, const SgdFactors& factors) {
   parallel_range(count, kGrain, [&](std::int64_t begin, std::int64_t end) { sgd_range(memory, factors, begin, end); });
+}
+
+void adam_step(const AdamMemory<float>& memory, const OuterProducts& gradient, const AdamFactors& factors) {
+  const auto range = adam_range<float>(memory.largest != nullptr);
+  for_each_row(gradient, [&](std::int64_t first, const float* row) {
+    const AdamMemory<float> part{memory.weight + first, row, memory.mean + first, memory.square + first,
+                                 memory.largest == nullptr ? nullptr : memory.largest + first};
+    range(part, factors, 0, gradient.inputs);
+  });
+}
+
+void sgd_step(const SgdMemory<float>& memory, const OuterProducts& gradient, const SgdFactors& factors) {
+  for_each_row(gradient, [&](std::int64_t first, const float* row) {
+    const SgdMemory<float> part{memory.weight + first, row,
+                                memory.velocity == nullptr ? nullptr : memory.velocity + first};
+    sgd_range(part, factors, 0, gradient.inputs);
+  });
+}
+
+OuterNorm norm_of(const OuterProducts& gradient) {
+  OuterNorm norm{0, 0};
+  for (std::int64_t one = 0; one < gradient.rows; ++one) {
+    const float* left = gradient.left + one * gradient.outputs;
+    const float* right = gradient.right + one * gradient.inputs;
+    for (std::int64_t two = 0; two <= one; ++two) {
+      const double product = dot(left, gradient.left + two * gradient.outputs, gradient.outputs) *
+                             dot(right, gradient.right + two * gradient.inputs, gradient.inputs);
+      norm.squared += one == two ? product : 2 * product;
+      if (one == two) norm.bound += std::sqrt(product);
+    }
+  }
+  // What rounding leaves of rows that cancel each other. NaN stays.
+  if (norm.squared < 0) norm.squared = 0;
+  return norm;
 }
 
 template double squared_norm(const float*, std::int64_t);

@@ -1,6 +1,8 @@
 // The arithmetic of one optimizer step over raw memory: one pass, every value read and written once.
 #pragma once
 
+#include "expert_server/few_rows.hpp"
+
 #include <cstdint>
 
 namespace dmoe::expert_server {
@@ -55,6 +57,19 @@ void adam_step(const AdamMemory<T>& memory, std::int64_t count, const AdamFactor
 
 template <class T>
 void sgd_step(const SgdMemory<T>& memory, std::int64_t count, const SgdFactors& factors);
+
+/// For a matrix whose gradient is a sum of outer products. Each row of it is worked out where it is used, so that it is
+/// neither written to memory nor read from there, twice; `memory.gradient` is not used.
+void adam_step(const AdamMemory<float>& memory, const OuterProducts& gradient, const AdamFactors& factors);
+void sgd_step(const SgdMemory<float>& memory, const OuterProducts& gradient, const SgdFactors& factors);
+
+/// The squared 2-norm of the sum, from products of rows with rows; and a bound that none of its elements, nor any part
+/// of their sums, exceeds.
+struct OuterNorm {
+  double squared;
+  double bound;
+};
+OuterNorm norm_of(const OuterProducts& gradient);
 
 extern template double squared_norm(const float*, std::int64_t);
 extern template double squared_norm(const double*, std::int64_t);

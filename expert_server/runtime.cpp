@@ -5,6 +5,7 @@
 #include "expert_server/few_rows.hpp"
 #include "expert_server/parallel_range.hpp"
 
+#include <c10/core/DeviceGuard.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -61,8 +62,14 @@ struct Runtime::Batch {
 Runtime::Runtime(RuntimeOptions options)
     : options_(std::move(options)),
       governor_(options_.compute_threads),
-      threads_(governor_.threads()),
+      threads_(threads_now()),
       thread_([this] { run(); }) {}
+
+/// How many compute threads the next batch gets.
+int Runtime::threads_now() {
+  if (options_.compute_threads > 0) return options_.compute_threads;
+  return options_.device.is_cpu() ? std::max(1, governor_.threads() / std::max(1, options_.sharers)) : 1;
+}
 
 Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
 
@@ -263,7 +270,7 @@ bool Runtime::take_ready(Batch& batch, TimePoint now) {
       ++at;
       continue;
     }
-    const bool alone = !options_.grouped || threads_ < 2 || pool.rows() > kSmallBatch ||
+    const bool alone = !options_.grouped || threads_ < 2 || !options_.device.is_cpu() || pool.rows() > kSmallBatch ||
                        !at->second.expert->backend->runs_beside_others();
     if (!alone) most = kMaxGroup;
     auto& part = batch.parts.emplace_back();
@@ -331,6 +338,7 @@ void Runtime::compute(Part& part) const {
     report.waited_in_total += started - task.arrived;
     note_staleness(part, task, updates);
   }
+  for (const auto& task : part.tasks) task.reply->started(started, report.tasks, report.rows);
   report.failed = execute_batch(backend, part.direction, std::move(part.tasks), memory);
   report.updates = backend.updates() - updates;
   report.computed = std::chrono::steady_clock::now() - started;
@@ -383,11 +391,13 @@ void Runtime::serve(Batch& batch) {
 }
 
 void Runtime::run() {
+  c10::OptionalDeviceGuard current;  // Memory for copies belongs to the device that is current.
+  if (!options_.device.is_cpu()) current.reset_device(options_.device);
   use_compute_threads(threads_);
   for (;;) {
     Batch batch;
     if (!next(batch)) return;
-    if (const auto threads = governor_.threads(); threads != threads_) {
+    if (const auto threads = threads_now(); threads != threads_) {
       threads_ = threads;
       use_compute_threads(threads_);
     }

@@ -49,6 +49,9 @@ struct RuntimeOptions {
   std::function<void(std::size_t tasks)> on_dropped;
   /// Called by whoever submits a task for an expert that is not resident. May be empty.
   std::function<void(const std::shared_ptr<HostedExpert>&)> on_absent = {};
+  c10::Device device = c10::kCPU;  ///< What its experts are placed on.
+  /// Runtimes of this process that compute on the CPU: they divide the threads that others leave.
+  int sharers = 1;
 };
 
 /// An expert and its two queues. Held by the runtime and by whoever submits to it.
@@ -57,6 +60,7 @@ struct HostedExpert {
       : backend(std::move(backend)), pools{TaskPool(pool_options), TaskPool(pool_options)} {}
 
   const std::unique_ptr<ExpertBackend> backend;  ///< Computed with on the device thread only.
+  std::size_t runtime = 0;                       ///< Of Runtimes: which one serves it. Set before it is served.
   std::array<TaskPool, 2> pools;                 ///< By Direction. Guarded by the runtime's mutex.
   ExpertMeters* meters = nullptr;                ///< May be null; outlives this.
   Staleness staleness;                           ///< Of whoever computes.
@@ -117,6 +121,7 @@ class Runtime {
   struct Part;
   struct Batch;
 
+  int threads_now();
   bool can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const;
   void serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert, Direction direction);
   void run();

@@ -1,6 +1,8 @@
 #include "expert_server/safetensors.hpp"
 
 #include "expert_server/file_io.hpp"
+#include "expert_server/file_stream.hpp"
+#include "expert_server/large_pages.hpp"
 #include "expert_server/sha256_stream.hpp"
 
 #include <torch/types.h>
@@ -10,8 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <future>
+#include <exception>
 #include <limits>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
@@ -25,7 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kDigestDigits = 64;
 constexpr std::size_t kMaxDimensions = 16;
-constexpr std::size_t kPiece = 4UL * 1024 * 1024;  ///< Hashed while it is in the cache, before or after the disk.
+constexpr std::size_t kCacheLine = 64;
 constexpr const char* kTemporaryMark = ".tmp-";
 
 struct FileDtype {
@@ -55,27 +58,6 @@ std::span<const std::uint8_t> bytes_of(const std::string& text) {
 std::span<std::uint8_t> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()};
 }
-
-/// Adds pieces to a digest in order; large ones on another thread, while the caller is at the disk with the next. What
-/// is added must live until `finish` or destruction.
-class HashBehind {
- public:
-  explicit HashBehind(Sha256Stream& digest) : digest_(digest) {}
-
-  void add(std::span<const std::uint8_t> piece) {
-    finish();
-    if (piece.size() < kPiece) return digest_.add(piece);
-    busy_ = std::async(std::launch::async, [this, piece] { digest_.add(piece); });
-  }
-
-  void finish() {
-    if (busy_.valid()) busy_.get();
-  }
-
- private:
-  Sha256Stream& digest_;
-  std::future<void> busy_;  ///< Waits when it is destroyed.
-};
 
 std::array<std::uint8_t, 8> little_endian(std::uint64_t value) {
   std::array<std::uint8_t, 8> bytes{};
@@ -114,8 +96,20 @@ Result<std::string> header_text(const SafetensorsContent& content) {
     offset = end;
   }
   std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');  // Tensors start aligned.
+  // Tensors start aligned, and the header is rewritten as whole blocks.
+  const auto before = text.size() + sizeof(std::uint64_t);
+  text.append((kDirectAlignment - before % kDirectAlignment) % kDirectAlignment, ' ');
   return text;
+}
+
+/// The length and the header, as they begin a file, in memory for a transfer of its own.
+StreamPiece first_blocks(const std::array<std::uint8_t, 8>& length, const std::string& header) {
+  const auto size = length.size() + header.size();
+  StreamPiece blocks(static_cast<std::uint8_t*>(std::aligned_alloc(kDirectAlignment, size)), &std::free);
+  if (!blocks) throw std::bad_alloc();
+  std::memcpy(blocks.get(), length.data(), length.size());
+  std::memcpy(blocks.get() + length.size(), header.data(), header.size());
+  return blocks;
 }
 
 Result<void> write_body(File& file, const SafetensorsContent& content) {
@@ -123,24 +117,18 @@ Result<void> write_body(File& file, const SafetensorsContent& content) {
   if (!header) return header.error();
   const auto length = little_endian(header->size());
   Sha256Stream digest;
-  digest.add(length);
-  digest.add(bytes_of(*header));
-  if (auto done = file.write(length); !done) return done;
-  if (auto done = file.write(bytes_of(*header)); !done) return done;
-  HashBehind hash(digest);
+  StreamWriter stream(file, digest);
+  if (auto done = stream.add(length); !done) return done;
+  if (auto done = stream.add(bytes_of(*header)); !done) return done;
   for (const auto& item : content.tensors) {
-    for (auto rest = bytes_of(item.tensor); !rest.empty();) {
-      const auto piece = rest.first(std::min(rest.size(), kPiece));
-      hash.add(piece);
-      if (auto done = file.write(piece); !done) return done;
-      if (piece.size() == kPiece) file.start_writing();
-      rest = rest.subspan(piece.size());
-    }
+    if (auto done = stream.add(bytes_of(item.tensor)); !done) return done;
   }
-  hash.finish();
+  if (auto done = stream.finish(); !done) return done;
   // The digest takes the place of its own zeros.
   const auto place = digest_place(*header, std::string(kDigestDigits, '0'));
-  if (auto done = file.write_at(length.size() + place, bytes_of(digest.finish_hex())); !done) return done;
+  header->replace(place, kDigestDigits, digest.finish_hex());
+  const auto blocks = first_blocks(length, *header);
+  if (auto done = file.write_at(0, {blocks.get(), length.size() + header->size()}); !done) return done;
   return file.sync();
 }
 
@@ -290,15 +278,22 @@ std::optional<std::string> with_zeroed_digest(const Header& header) {
 
 Result<void> write_safetensors(const fs::path& target, SafetensorsContent content) {
   content.metadata[kChecksumKey] = std::string(kDigestDigits, '0');
-  // Wide elements first, so that each tensor is aligned to its elements without gaps, which the format forbids.
+  // Whole cache lines first, then wide elements, so that each tensor is aligned without gaps, which the format forbids.
   std::stable_sort(content.tensors.begin(), content.tensors.end(), [](const auto& left, const auto& right) {
-    return left.tensor.element_size() > right.tensor.element_size();
+    const auto key = [](const at::Tensor& tensor) {
+      return std::pair(tensor.nbytes() % kCacheLine == 0, tensor.element_size());
+    };
+    return key(left.tensor) > key(right.tensor);
   });
   const auto temporary = temporary_beside(target);
   auto written = [&]() -> Result<void> {
-    auto file = File::create_new(temporary);
-    if (!file) return file.error();
-    return write_body(*file, content);
+    try {
+      auto file = File::create_new(temporary);
+      if (!file) return file.error();
+      return write_body(*file, content);
+    } catch (const std::exception& e) {  // No memory for buffers, or no thread.
+      return Error{Errc::kUnavailable, "cannot write " + target.string() + ": " + e.what(), {}};
+    }
   }();
   if (written) written = rename_file(temporary, target);
   if (!written) {
@@ -311,7 +306,7 @@ Result<void> write_safetensors(const fs::path& target, SafetensorsContent conten
   return sync_folder(target.parent_path());
 }
 
-Result<SafetensorsContent> read_safetensors(const fs::path& path, bool require_checksum) {
+static Result<SafetensorsContent> read_body(const fs::path& path, bool require_checksum) {
   auto file = File::open_to_read(path);
   if (!file) return file.error();
   auto header = read_header(*file, path);
@@ -322,22 +317,25 @@ Result<SafetensorsContent> read_safetensors(const fs::path& path, bool require_c
   digest.add(little_endian(header->text.size()));
   digest.add(bytes_of(signed_text ? *signed_text : header->text));
   SafetensorsContent content{std::move(header->metadata), {}};
-  HashBehind hash(digest);
+  StreamReader stream(*file, digest, sizeof(std::uint64_t) + header->text.size());
   for (auto& entry : header->entries) {  // Bounded by the file's size, which was compared with their sum.
     const auto& tensor = content.tensors.emplace_back(
         NamedTensor{std::move(entry.name), at::empty(entry.shape, at::TensorOptions(entry.dtype))});
-    for (auto rest = bytes_of(tensor.tensor); !rest.empty();) {
-      const auto piece = rest.first(std::min(rest.size(), kPiece));
-      if (auto done = file->read(piece); !done) return done.error();
-      hash.add(piece);
-      rest = rest.subspan(piece.size());
-    }
+    prefer_large_pages(tensor.tensor);
+    if (auto done = stream.take(bytes_of(tensor.tensor)); !done) return done.error();
   }
-  hash.finish();
   if (signed_text && digest.finish_hex() != content.metadata[kChecksumKey]) {
     return damaged(path, "its checksum does not match its content");
   }
   return content;
+}
+
+Result<SafetensorsContent> read_safetensors(const fs::path& path, bool require_checksum) {
+  try {
+    return read_body(path, require_checksum);
+  } catch (const std::exception& e) {  // No memory for the tensors, or no thread.
+    return Error{Errc::kUnavailable, "cannot read " + path.string() + ": " + e.what(), {}};
+  }
 }
 
 Result<std::map<std::string, std::string>> read_safetensors_metadata(const fs::path& path) {

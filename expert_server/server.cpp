@@ -3,11 +3,14 @@
 #include "expert_server/announced_endpoints.hpp"
 #include "expert_server/announcer.hpp"
 #include "expert_server/arrival.hpp"
+#include "expert_server/arriving_calls.hpp"
 #include "expert_server/call_handler.hpp"
 #include "expert_server/checkpoint_timer.hpp"
 #include "expert_server/data_directory.hpp"
+#include "expert_server/device.hpp"
 #include "expert_server/expert_factory.hpp"
 #include "expert_server/expert_size.hpp"
+#include "expert_server/invalid.hpp"
 #include "expert_server/server_ports.hpp"
 #include "expert_server/status_routes.hpp"
 
@@ -33,11 +36,11 @@ namespace asio = boost::asio;
 constexpr std::uint64_t kMostWithoutNumber = 4'096;      ///< Experts of a pattern that is hosted whole.
 constexpr std::chrono::milliseconds kReplyGrace{2'000};  ///< For the last replies to leave the sockets.
 
+constexpr std::size_t kMostDevices = 64;
+
 constexpr std::uint64_t kConnectionBytes = 16UL * 1024;        ///< What an idle one holds, buffers in the kernel aside.
 constexpr std::uint64_t kLeastCallMemory = 1UL * 1024 * 1024;  ///< Less cannot hold one call of a small expert.
 constexpr std::uint64_t kLeastMemory = 512UL * 1024 * 1024;    ///< Default where the machine does not tell.
-
-Error invalid(std::string message) { return {Errc::kInvalidArgument, std::move(message), {}}; }
 
 /// What `max_memory` leaves for calls once every connection has its share.
 Result<std::uint64_t> call_memory(const ServerOptions& options) {
@@ -77,6 +80,12 @@ Result<UidPattern> check_options(const ServerOptions& options) {
   }
   if (const auto budget = call_memory(options); !budget) return budget.error();
   if (auto settings = optimizer_settings(options.expert, nullptr); !settings) return settings.error();
+  if (options.devices.empty() || options.devices.size() > kMostDevices) {
+    return invalid("devices must be from 1 to " + std::to_string(kMostDevices));
+  }
+  for (const auto& name : options.devices) {
+    if (const auto device = parse_device(name); !device) return device.error();
+  }
   const auto known = architectures();
   if (std::find(known.begin(), known.end(), options.expert.architecture) == known.end()) {
     return invalid("unknown expert architecture " + options.expert.architecture);
@@ -103,12 +112,21 @@ ExpertHostOptions host_options(const ServerOptions& options, const std::optional
                .batch_timeout = options.batch_timeout};
   if (directory) host.checkpoints = directory->checkpoints();
   host.keep_checkpoints = options.keep_checkpoints;
+  host.max_disk = options.max_disk;
+  for (const auto& name : options.devices) host.devices.push_back(parse_device(name).value());
   host.reset_optimizer = options.reset_optimizer;
   host.compute_threads = options.compute_threads;
   host.grouped = options.grouped;
   host.max_resident = options.max_resident_experts;
   host.seed = options.seed;
   return host;
+}
+
+/// Null: none is wanted.
+Result<std::shared_ptr<net::TraceFile>> open_trace(const ServerOptions& options) {
+  if (!options.trace_file) return std::shared_ptr<net::TraceFile>();
+  return net::TraceFile::create(
+      {*options.trace_file, "expert server " + options.expert_pattern, options.max_trace_bytes});
 }
 
 std::uint64_t random_seed() {
@@ -120,7 +138,8 @@ std::uint64_t random_seed() {
 
 class Server::Impl {
  public:
-  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity)
+  Impl(ServerOptions options, UidPattern pattern, std::optional<DataDirectory> directory, net::Identity identity,
+       std::shared_ptr<net::TraceFile> trace)
       : options_(std::move(options)),
         pattern_(std::move(pattern)),
         directory_(std::move(directory)),
@@ -129,7 +148,7 @@ class Server::Impl {
         metrics_(registry_),
         host_(host_options(options_, directory_), metrics_),
         budget_(std::make_shared<MemoryBudget>(call_memory(options_).value())),
-        handler_(host_.table(), host_.runtime(), metrics_, budget_),
+        handler_(host_.table(), host_.runtimes(), metrics_, budget_, std::move(trace)),
         dht_status_(registry_, net::to_string(identity_.peer_id())),
         sources_{registry_, host_, false, net::to_string(identity_.peer_id()), dht_status_},
         client_(io_.get_executor()) {
@@ -196,12 +215,12 @@ class Server::Impl {
  private:
   void refresh_load() {
     const auto experts = host_.table().all();
-    metrics_.set_load(host_.runtime().load(), experts.size());
+    metrics_.set_load(host_.runtimes().load(), experts.size());
     const std::lock_guard lock(refresh_mutex_);
     metrics_.clear_queued();  // Experts that share a label are added up.
     for (const auto& expert : experts) {
       for (const auto direction : {Direction::kForward, Direction::kBackward}) {
-        const auto waiting = host_.runtime().load(*expert, direction).tasks;
+        const auto waiting = host_.runtimes().of(*expert).load(*expert, direction).tasks;
         if (waiting > 0) expert->meters->add_queued(direction, waiting);
       }
     }
@@ -214,6 +233,8 @@ class Server::Impl {
       rpc.listen = options_.listen;
       rpc.max_frame_bytes = options_.max_frame_bytes;
       rpc.max_connections = options_.max_connections;
+      rpc.frame_budget = std::make_shared<ArrivingCalls>(budget_);
+      rpc.frame_patience = options_.memory_patience;
       rpc.metrics = &registry_;
       auto server = std::make_unique<net::RpcServer>(
           io_, rpc, [this](net::IncomingCall call) { handler_.handle(std::move(call)); });
@@ -295,7 +316,10 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::stop_t
   auto identity = load_identity(options, directory);
   if (!identity) return identity.error();
   if (options.seed == 0) options.seed = random_seed();
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity);
+  auto trace = open_trace(options);
+  if (!trace) return trace.error();
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(*pattern), std::move(directory), *identity,
+                                     std::move(*trace));
   if (auto started = impl->start(abort); !started) return started.error();
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

@@ -62,18 +62,27 @@ struct ServerOptions {
   std::optional<std::filesystem::path> data_dir;
   std::chrono::milliseconds checkpoint_period{300'000};  ///< 0: only on shutdown.
   std::size_t keep_checkpoints = 3;                      ///< Newest files kept per expert, at least 1.
+  /// Bytes of all checkpoints together; beyond it the oldest go, though never an expert's newest. 0: no limit.
+  std::uint64_t max_disk = 0;
   bool reset_optimizer = false;  ///< Accept a checkpoint of another optimizer; its state is dropped.
 
-  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: as many as other processes leave free.
+  /// "cpu", "cuda" or "cuda:1"; one thread computes on each, and experts are spread over them. The CPU may be named
+  /// several times. Architectures that must not run beside others (ExpertModule::runs_beside_others) all go to the
+  /// first.
+  std::vector<std::string> devices{"cpu"};
+  /// Intra-op threads of each device thread; 0: as many as other processes leave free, divided among the CPU's.
+  int compute_threads = 0;
   /// Small batches of several experts are computed at once, and products of few rows read their weights once. Off: one
   /// batch after another through the BLAS, for comparison.
   bool grouped = true;
   int io_threads = 1;      ///< Threads that run sockets and the DHT.
   std::uint64_t seed = 0;  ///< Of initial weights and random claims; 0: from the operating system.
 
-  /// Bytes that queued calls, their activations and connections may hold together, beside weights and optimizer state;
-  /// beyond it calls are refused with kOverloaded. 0: a quarter of the machine's memory.
+  /// Bytes that arriving and queued calls, their activations and connections may hold together, beside weights and
+  /// optimizer state. Before it is reached connections are not read; calls that found no room within memory_patience
+  /// are refused with kOverloaded. 0: a quarter of the machine's memory.
   std::uint64_t max_memory = 0;
+  std::chrono::milliseconds memory_patience{2'000};  ///< How long an arriving call waits for memory, unread.
   /// Experts in memory; the others lie in `data_dir`, which must be set, and come back when they are called. 0: all.
   std::size_t max_resident_experts = 0;
 
@@ -87,6 +96,10 @@ struct ServerOptions {
 
   std::size_t max_frame_bytes = 256UL * 1024 * 1024;
   std::size_t max_connections = 4'096;
+
+  /// When each call waited, was computed and was answered, for Perfetto and chrome://tracing; see net/trace_file.hpp.
+  std::optional<std::filesystem::path> trace_file;
+  std::uint64_t max_trace_bytes = 64UL * 1024 * 1024;
 };
 
 /// A running server. Owns its threads, its DHT node, its listening port and its experts. Thread-safe.

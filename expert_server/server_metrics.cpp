@@ -50,6 +50,9 @@ ServerMetrics::ServerMetrics(net::Metrics& metrics)
         &metrics.counter("dmoe_expert_device_seconds_total", "Time the device thread computed.", {{"direction", name}});
     own.batch_rows =
         &metrics.histogram("dmoe_expert_batch_rows", "Rows of a batch.", kRowBuckets, {{"direction", name}});
+    const std::string bytes = "Bytes of tensors, in calls and in answers.";
+    own.bytes_in = &metrics.counter("dmoe_expert_bytes_total", bytes, {{"direction", name}, {"way", "in"}});
+    own.bytes_out = &metrics.counter("dmoe_expert_bytes_total", bytes, {{"direction", name}, {"way", "out"}});
     own.queue_seconds = &metrics.histogram("dmoe_expert_queue_seconds", "How long a batch's oldest call waited.",
                                            kSecondBuckets, {{"direction", name}});
   }
@@ -58,6 +61,14 @@ ServerMetrics::ServerMetrics(net::Metrics& metrics)
 void ServerMetrics::answered(Direction direction, const Error* error) {
   const auto outcome = error == nullptr ? 0 : static_cast<std::size_t>(error->code);
   if (outcome < kOutcomes) directions_[index(direction)].calls[outcome]->Increment();
+}
+
+void ServerMetrics::received(Direction direction, std::uint64_t bytes) {
+  directions_[index(direction)].bytes_in->Increment(static_cast<double>(bytes));
+}
+
+void ServerMetrics::sent(Direction direction, std::uint64_t bytes) {
+  directions_[index(direction)].bytes_out->Increment(static_cast<double>(bytes));
 }
 
 void ServerMetrics::batch(const BatchReport& report) {

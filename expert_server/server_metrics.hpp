@@ -15,7 +15,9 @@ class ServerMetrics {
  public:
   explicit ServerMetrics(net::Metrics& metrics);
 
-  void answered(Direction direction, const Error* error);  ///< `error`: null for success.
+  void answered(Direction direction, const Error* error);   ///< `error`: null for success.
+  void received(Direction direction, std::uint64_t bytes);  ///< Of a call's tensors.
+  void sent(Direction direction, std::uint64_t bytes);      ///< Of an answer's tensors.
   void batch(const BatchReport& report);
   void dropped(std::size_t tasks);
   void checkpoint(bool written, double seconds);
@@ -34,6 +36,8 @@ class ServerMetrics {
     prometheus::Counter* device_seconds = nullptr;
     prometheus::Histogram* batch_rows = nullptr;
     prometheus::Histogram* queue_seconds = nullptr;
+    prometheus::Counter* bytes_in = nullptr;
+    prometheus::Counter* bytes_out = nullptr;
   };
 
   ExpertMeterTable meters_;

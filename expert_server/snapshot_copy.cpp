@@ -1,5 +1,7 @@
 #include "expert_server/snapshot_copy.hpp"
 
+#include "expert_server/large_pages.hpp"
+
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -30,7 +32,8 @@ std::vector<NamedTensor> SnapshotCopy::reserve(const std::vector<NamedTensor>& l
   copies.reserve(live.size());
   for (const auto& item : live) {
     auto from = item.tensor.detach().contiguous();
-    auto to = at::empty(from.sizes(), from.options());
+    auto to = at::empty(from.sizes(), from.scalar_type());
+    prefer_large_pages(to);
     copies.push_back({item.name, to});
     pairs_.push_back({std::move(from), std::move(to)});
   }
@@ -41,11 +44,13 @@ bool SnapshotCopy::advance(std::size_t bytes) {
   while (next_ < pairs_.size()) {
     const auto& pair = pairs_[next_];
     const auto part = std::min(bytes, pair.from.nbytes() - copied_);
-    if (part > 0) {
+    if (!pair.from.device().is_cpu()) {
+      pair.to.copy_(pair.from);  // Devices copy whole tensors, and fast.
+    } else if (part > 0) {
       std::memcpy(static_cast<std::uint8_t*>(pair.to.data_ptr()) + copied_,
                   static_cast<const std::uint8_t*>(pair.from.data_ptr()) + copied_, part);
     }
-    copied_ += part;
+    copied_ += pair.from.device().is_cpu() ? part : pair.from.nbytes();
     bytes -= part;
     if (copied_ < pair.from.nbytes()) return false;
     ++next_;

@@ -30,7 +30,7 @@ Json endpoints(const StatusSources& sources) {
 }
 
 net::HttpResponse status(const StatusSources& sources) {
-  const auto load = sources.host.runtime().load();
+  const auto load = sources.host.runtimes().load();
   return json_response({{"peer_id", sources.peer_id},
                         {"ready", sources.ready.load()},
                         {"endpoints", endpoints(sources)},
@@ -43,14 +43,17 @@ net::HttpResponse experts(const StatusSources& sources) {
   auto list = Json::array();
   for (const auto& expert : sources.host.table().all()) {
     const auto& backend = *expert->backend;
+    const auto& runtime = sources.host.runtimes().of(*expert);
     list.push_back({{"uid", backend.uid_text()},
                     {"architecture", backend.description().architecture},
                     {"hidden_dim", backend.description().hidden_dim},
                     {"max_batch_size", backend.max_batch_size()},
                     {"updates", backend.updates()},
-                    {"resident", sources.host.runtime().is_resident(*expert)},
-                    {"queued_forward", sources.host.runtime().load(*expert, Direction::kForward).tasks},
-                    {"queued_backward", sources.host.runtime().load(*expert, Direction::kBackward).tasks},
+                    {"device", backend.device().str()},
+                    {"runtime", expert->runtime},
+                    {"resident", runtime.is_resident(*expert)},
+                    {"queued_forward", runtime.load(*expert, Direction::kForward).tasks},
+                    {"queued_backward", runtime.load(*expert, Direction::kBackward).tasks},
                     {"gradient_norm", backend.last_gradient_norm()}});
   }
   return json_response(list);

@@ -8,7 +8,7 @@
 namespace dmoe::expert_server {
 namespace {
 
-constexpr int kNice = 10;
+constexpr int kNice = 5;
 
 /// Linux keeps the nice value per thread.
 void lower_own_priority() {

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
@@ -45,6 +46,7 @@ void ProductKeyGateImpl::reset() {
   const auto& grid = options_.grid();
   const auto cells = std::accumulate(grid.begin(), grid.end(), std::int64_t{0});
   projection = register_module("projection", torch::nn::Linear(options_.in_features(), cells));
+  if (options_.balance_rate() > 0) balance_bias = register_buffer("balance_bias", torch::zeros({cells}));
 }
 
 void ProductKeyGateImpl::pretty_print(std::ostream& stream) const {
@@ -62,6 +64,45 @@ std::vector<torch::Tensor> ProductKeyGateImpl::forward(const torch::Tensor& inpu
     for (auto& dimension : dimensions) dimension = drop_cells(dimension, options_.cell_dropout());
   }
   return dimensions;
+}
+
+torch::Tensor ProductKeyGateImpl::present_bias() const {
+  const std::lock_guard lock(bias_mutex_.mutex);
+  return balance_bias.detach();  // Of the memory as it is now.
+}
+
+std::vector<torch::Tensor> ProductKeyGateImpl::choice_logits(const std::vector<torch::Tensor>& logits) const {
+  if (!balance_bias.defined()) return logits;
+  const auto bias = present_bias().to(logits.front().options()).split_with_sizes(options_.grid());
+  std::vector<torch::Tensor> biased;
+  biased.reserve(logits.size());
+  for (std::size_t d = 0; d < logits.size(); ++d) biased.push_back(logits[d] + bias[d]);
+  return biased;
+}
+
+void ProductKeyGateImpl::rebalance(const std::vector<CoordinateShares>& shares) {
+  const torch::NoGradGuard no_grad;
+  const auto old = present_bias();
+  auto bias = old.to(torch::kCPU, torch::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  auto* first = bias.data_ptr<double>();
+  for (const auto& dimension : shares) {
+    double sum = 0;
+    double live = 0;
+    for (std::size_t i = 0; i < dimension.even.size(); ++i) {
+      if (dimension.even[i] <= 0) continue;
+      const double missing = dimension.even[i] - dimension.load[i];
+      first[i] += options_.balance_rate() * (missing > 0 ? 1 : missing < 0 ? -1 : 0);
+      sum += first[i];
+      live += 1;
+    }
+    for (std::size_t i = 0; i < dimension.even.size(); ++i) {
+      if (dimension.even[i] > 0) first[i] -= sum / live;
+    }
+    first += dimension.even.size();
+  }
+  const auto moved = bias.to(old.options());
+  const std::lock_guard lock(bias_mutex_.mutex);
+  balance_bias.set_data(moved);
 }
 
 std::vector<GateStatistics> gate_statistics(const std::vector<torch::Tensor>& logits) {

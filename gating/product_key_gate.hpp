@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <mutex>
 #include <vector>
 
 namespace dmoe::gating {
@@ -25,6 +26,18 @@ struct ProductKeyGateOptions {
   TORCH_ARG(double, temperature) = 1.0;
   /// Share of coordinates per dimension and row that is masked (-inf) in training; at least one always stays.
   TORCH_ARG(double, cell_dropout) = 0.0;
+  /// Balances the load without a loss: each coordinate has a bias that is added to its logits when experts are chosen,
+  /// and nowhere else, and that moves by this much per step towards an even load. 0: no bias. 0.001 in the paper.
+  /// Source: DeepSeek-V3, "auxiliary-loss-free load balancing" (arXiv 2408.15664), applied to each dimension of the
+  /// grid.
+  TORCH_ARG(double, balance_rate) = 0.0;
+};
+
+/// Of one dimension of a grid: per coordinate the share of choices that it got, and the one that would be even: its
+/// share of the live experts, 0 where none lives. Both sum to 1, or are all 0.
+struct CoordinateShares {
+  std::vector<double> load;
+  std::vector<double> even;
 };
 
 /// One linear projection in_features → Σ grid; an expert's logit is the sum of its coordinates' logits.
@@ -40,11 +53,29 @@ class ProductKeyGateImpl : public torch::nn::Cloneable<ProductKeyGateImpl> {
   /// are -inf. Without noise and dropout, and in eval mode, views of one [B, Σ grid] tensor.
   std::vector<torch::Tensor> forward(const torch::Tensor& input);
 
+  /// What experts are to be chosen by: `logits` (of any device, without a graph) plus the bias.
+  std::vector<torch::Tensor> choice_logits(const std::vector<torch::Tensor>& logits) const;
+  /// Moves the bias by balance_rate: up where the load is below the even share, down where it is above. Coordinates
+  /// without a live expert stay; the mean of the others stays 0, so that no bias drifts away. Thread-safe beside
+  /// choice_logits; of steps at the same moment one may be lost.
+  /// @param shares one per dimension. @pre balance_rate > 0
+  void rebalance(const std::vector<CoordinateShares>& shares);
+
   const ProductKeyGateOptions& options() const noexcept { return options_; }
 
   torch::nn::Linear projection{nullptr};
+  torch::Tensor balance_bias;  ///< [Σ grid], a buffer; undefined without balance_rate.
 
  private:
+  torch::Tensor present_bias() const;
+
+  struct BiasMutex {
+    BiasMutex() = default;
+    BiasMutex(const BiasMutex& /*other*/) {}  // A clone has its own.
+    BiasMutex& operator=(const BiasMutex& /*other*/) { return *this; }
+    std::mutex mutex;
+  };
+  mutable BiasMutex bias_mutex_;  // Held to exchange the memory of balance_bias, which is never written to.
   ProductKeyGateOptions options_;
 };
 TORCH_MODULE(ProductKeyGate);

@@ -18,13 +18,15 @@ FrameBuffer::FrameBuffer(FrameBuffer&& other) noexcept
     : bytes_(std::exchange(other.bytes_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       capacity_(std::exchange(other.capacity_, 0)),
-      max_size_(other.max_size_) {}
+      max_size_(other.max_size_),
+      lease_(std::exchange(other.lease_, nullptr)) {}
 
 FrameBuffer& FrameBuffer::operator=(FrameBuffer&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   std::swap(size_, other.size_);
   std::swap(capacity_, other.capacity_);
   std::swap(max_size_, other.max_size_);
+  std::swap(lease_, other.lease_);
   return *this;
 }
 

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 namespace dmoe::net {
 
@@ -31,6 +33,11 @@ class FrameBuffer {
   void commit(std::size_t n) noexcept;
   void consume(std::size_t n) noexcept;
 
+  /// Keeps `lease` until the memory is given back.
+  void hold(std::shared_ptr<const void> lease) noexcept { lease_ = std::move(lease); }
+  /// Whether a budget counts these bytes.
+  bool counted() const noexcept { return lease_ != nullptr; }
+
  private:
   void grow(std::size_t capacity);
   void release() noexcept;
@@ -39,6 +46,7 @@ class FrameBuffer {
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;
   std::size_t max_size_;
+  std::shared_ptr<const void> lease_;  // Of whatever kind of budget: shared with nobody here.
 };
 
 }  // namespace dmoe::net

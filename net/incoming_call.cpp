@@ -46,6 +46,7 @@ IncomingCall::~IncomingCall() {
 schema::Call::Reader IncomingCall::reader() const { return state_->reader; }
 std::shared_ptr<const void> IncomingCall::frame() const { return state_->frame; }
 std::chrono::steady_clock::time_point IncomingCall::deadline() const { return state_->deadline; }
+bool IncomingCall::frame_is_counted() const noexcept { return state_->frame->counted(); }
 bool IncomingCall::cancelled() const noexcept { return state_->cancelled; }
 const std::string& IncomingCall::caller() const { return state_->session->peer(); }
 

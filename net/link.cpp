@@ -1,17 +1,23 @@
 #include "net/link.hpp"
 
+#include "net/frame_lease.hpp"
+
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <boost/beast/websocket/stream_base.hpp>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace dmoe::net {
 namespace {
 
+namespace asio = boost::asio;
 namespace websocket = boost::beast::websocket;
 using boost::system::error_code;
 
+/// Read at a time: what was read is unmasked before it leaves the second-level cache.
+constexpr std::size_t kPieceBytes = 256UL * 1024;
 constexpr std::size_t kMaxQueuedFrames = 8'192;  ///< A peer that asks and does not read is not read either.
 
 websocket::stream_base::timeout beast_timeouts(const LinkOptions& options) {
@@ -27,9 +33,6 @@ Link::Link(TcpSocket socket, const LinkOptions& options)
       incoming_(options.max_frame_bytes),
       last_sign_(std::chrono::steady_clock::now()) {
   ws_.set_option(beast_timeouts(options_));
-  ws_.binary(true);
-  ws_.auto_fragment(false);
-  ws_.write_buffer_bytes(options_.write_buffer_bytes);
   ws_.read_message_max(options_.max_frame_bytes);
   ws_.secure_prng(false);  // Masking protects old proxies from browsers' scripts; there is no secret in it.
 }
@@ -45,8 +48,20 @@ void Link::open() {
 void Link::read() {
   if (closed_) return;
   paused_ = must_pause_reading();
-  if (paused_) return;
-  ws_.async_read(incoming_, [self = shared_from_this()](error_code failure, std::size_t) { self->on_read(failure); });
+  if (!paused_) read_piece(kFirstPieceBytes);
+}
+
+void Link::read_piece(std::size_t most) {
+  asio::mutable_buffer room;
+  try {
+    room = incoming_.prepare(std::min(most, incoming_.max_size() - incoming_.size()));
+  } catch (const std::bad_alloc&) {
+    if (incoming_.capacity() == 0) return abort({Errc::kOverloaded, "no memory for a frame", {}});
+    return drop_frame({Errc::kOverloaded, "this machine has no memory for a frame of this size", {}});
+  }
+  ws_.async_read_some(
+      asio::buffer(room, kPieceBytes),
+      [self = shared_from_this()](error_code failure, std::size_t bytes) { self->on_read(failure, bytes); });
 }
 
 bool Link::must_pause_reading() const noexcept {
@@ -55,9 +70,22 @@ bool Link::must_pause_reading() const noexcept {
   return queue_.size() > kMaxQueuedFrames || queued_bytes_ > options_.max_frame_bytes;
 }
 
-void Link::on_read(error_code failure) {
+void Link::on_read(error_code failure, std::size_t bytes) {
   if (closed_) return;
-  if (failure == websocket::error::message_too_big || failure == websocket::error::buffer_overflow) {
+  if (failure) return on_read_failed(failure);
+  if (dropping_) return on_dropped(bytes);
+  incoming_.commit(bytes);
+  if (ws_.is_message_done()) return take_frame();
+  if (incoming_.size() == incoming_.max_size()) return on_read_failed(websocket::error::message_too_big);
+  const auto rest = std::min(ws_.read_size_hint(kFirstPieceBytes), incoming_.max_size() - incoming_.size());
+  if (options_.frame_budget && incoming_.size() + rest > incoming_.capacity()) {
+    return ask_for_memory(incoming_.size() + rest);
+  }
+  read_piece(rest);
+}
+
+void Link::on_read_failed(error_code failure) {
+  if (failure == websocket::error::message_too_big) {
     return refuse("a frame over the limit of " + std::to_string(options_.max_frame_bytes) + " bytes (max_frame_bytes)");
   }
   if (failure == websocket::error::closed && ws_.reason().reason.size() > 0) {
@@ -65,7 +93,49 @@ void Link::on_read(error_code failure) {
     return abort(
         {Errc::kUnavailable, "the peer closed the connection: " + std::string(reason.data(), reason.size()), {}});
   }
-  if (failure) return abort(link_error("", failure));
+  abort(link_error("", failure));
+}
+
+/// Nothing more is read meanwhile: the sender's socket fills, and it waits too.
+void Link::ask_for_memory(std::size_t needed) {
+  take_lease(strand(), options_.frame_budget, needed, options_.frame_patience,
+             [self = shared_from_this(), needed](Result<FrameBudget::Lease> lease) {
+               if (self->closed_) return;
+               if (lease.has_error()) return self->drop_frame(lease.error());
+               self->incoming_.hold(std::move(*lease));
+               self->arrival_checked_ = std::chrono::steady_clock::now();
+               self->arrived_ = self->incoming_.size();
+               self->read_piece(needed - self->incoming_.size());
+             });
+}
+
+void Link::drop_frame(Error why) {
+  dropping_ = Dropping{std::move(why)};
+  on_dropped(0);
+}
+
+/// The beginning is kept until it is clear whose calls they were; the rest is overwritten.
+void Link::on_dropped(std::size_t bytes) {
+  const bool done = ws_.is_message_done();
+  if (!dropping_->answered) {
+    incoming_.commit(bytes);
+    if (done || incoming_.size() == incoming_.capacity()) answer_dropped();
+    if (closing_) return;
+  }
+  if (!done) return read_piece(incoming_.capacity() > 0 ? incoming_.capacity() - incoming_.size() : kFirstPieceBytes);
+  dropping_.reset();
+  read();
+}
+
+void Link::answer_dropped() {
+  dropping_->answered = true;
+  const auto calls = call_ids_in(incoming_);
+  incoming_ = FrameBuffer(options_.max_frame_bytes);
+  if (calls) return on_frame_refused(*calls, dropping_->why);
+  close(websocket::close_code::try_again_later, "no memory for a frame");
+}
+
+void Link::take_frame() {
   auto frame = ReceivedFrame::parse(std::exchange(incoming_, FrameBuffer(options_.max_frame_bytes)), options_.peer);
   if (!ws_.got_binary()) return refuse("a text frame");
   if (frame.has_error()) return refuse(frame.error().message);
@@ -113,8 +183,9 @@ void Link::write() {
   }
   writing_ = true;
   current_ = next_to_write();
-  ws_.async_write(current_->buffers(),
-                  [self = shared_from_this()](error_code failure, std::size_t) { self->on_written(failure); });
+  ws_.next_layer().async_write_some(
+      current_->websocket_message(/*masked=*/options_.peer == ReceivedFrame::From::kServer),
+      [self = shared_from_this()](error_code failure, std::size_t) { self->on_written(failure); });
 }
 
 OutgoingFramePtr Link::next_to_write() {
@@ -184,6 +255,9 @@ void Link::watch(std::chrono::steady_clock::time_point now) {
   const bool flows = writing_ && progress->acknowledged != progress_.acknowledged;
   progress_ = *progress;
   if (heard || flows) last_sign_ = now;
+  if (arrives_too_slowly(now)) {
+    return abort({Errc::kUnavailable, "a frame arrived too slowly for the memory that it holds", {}});
+  }
   const auto silence = now - last_sign_;
   if (silence >= options_.dead_after) {
     const auto text = std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(silence).count());
@@ -191,6 +265,12 @@ void Link::watch(std::chrono::steady_clock::time_point now) {
   } else if (silence >= options_.ping_after) {
     ping();
   }
+}
+
+bool Link::arrives_too_slowly(std::chrono::steady_clock::time_point now) {
+  if (!incoming_.counted() || now - arrival_checked_ < options_.arrival_timeout) return false;
+  arrival_checked_ = now;
+  return incoming_.size() < std::exchange(arrived_, incoming_.size()) + kLeastArrival;
 }
 
 void Link::ping() {

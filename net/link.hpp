@@ -3,15 +3,13 @@
 #pragma once
 
 #include "net/error.hpp"
+#include "net/frame_budget.hpp"
 #include "net/frame_buffer.hpp"
 #include "net/outgoing_frame.hpp"
 #include "net/received_frame.hpp"
+#include "net/shared_socket.hpp"
 #include "net/tcp_progress.hpp"
 
-#include <boost/asio/basic_stream_socket.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/strand.hpp>
 #include <boost/beast/websocket/stream.hpp>
 
 #include <chrono>
@@ -22,24 +20,27 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dmoe::net {
 
-/// A concrete type on purpose: a type-erased executor costs virtual calls and reference counts on each operation.
-using Strand = boost::asio::strand<boost::asio::io_context::executor_type>;
-using TcpSocket = boost::asio::basic_stream_socket<boost::asio::ip::tcp, Strand>;
-using WebSocket = boost::beast::websocket::stream<TcpSocket, /*deflateSupported=*/false>;
+using WebSocket = boost::beast::websocket::stream<SharedSocket, /*deflateSupported=*/false>;
 
 struct LinkOptions {
   ReceivedFrame::From peer = ReceivedFrame::From::kClient;
   std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
-  /// Bytes that are masked and written at a time; only a client's link masks. Measured: what fits the first-level cache
-  /// costs least, copy, mask and the kernel's copy together.
-  std::size_t write_buffer_bytes = 32UL * 1024;
   std::chrono::milliseconds handshake_timeout{10'000};  ///< Also of the closing handshake.
   std::chrono::milliseconds ping_after{20'000};         ///< Silence after which the peer is pinged.
   std::chrono::milliseconds dead_after{40'000};         ///< Silence after which the peer counts as gone.
+  /// Counts the memory of frames that do not fit kFirstPieceBytes. Null: max_frame_bytes alone bounds it.
+  std::shared_ptr<FrameBudget> frame_budget;
+  std::chrono::milliseconds frame_patience{2'000};  ///< How long a frame waits for memory, unread.
+  /// A frame that holds memory gets on by kLeastArrival in each such period, or its peer is dropped.
+  std::chrono::milliseconds arrival_timeout{10'000};
 };
+
+inline constexpr std::size_t kFirstPieceBytes = 8UL * 1024;  ///< Of a frame, read before anything is known about it.
+inline constexpr std::size_t kLeastArrival = 1024UL * 1024;
 
 /// Every method runs on the socket's strand.
 class Link : public std::enable_shared_from_this<Link> {
@@ -70,6 +71,8 @@ class Link : public std::enable_shared_from_this<Link> {
   /// The last event, once.
   virtual void on_closed(const Error& why) = 0;
   virtual void on_sent(std::size_t /*bytes*/) {}
+  /// There was no memory for a frame of these calls; its bytes are thrown away as they come.
+  virtual void on_frame_refused(const std::vector<std::uint64_t>& /*calls*/, const Error& /*why*/) {}
 
   /// After the handshake: reads until closed, writes what is queued.
   void open();
@@ -77,15 +80,23 @@ class Link : public std::enable_shared_from_this<Link> {
   void refuse(const std::string& what);
 
   WebSocket& websocket() noexcept { return ws_; }
-  TcpSocket& socket() noexcept { return ws_.next_layer(); }
+  TcpSocket& socket() noexcept { return ws_.next_layer().next_layer(); }
   /// Takes back frames that have not left yet.
   void discard_queued_if(const std::function<bool(OutgoingFrame&)>& unwanted);
   const LinkOptions& link_options() const noexcept { return options_; }
 
  private:
   void read();
-  void on_read(boost::system::error_code failure);
+  void read_piece(std::size_t most);
+  void on_read(boost::system::error_code failure, std::size_t bytes);
+  void on_read_failed(boost::system::error_code failure);
+  void ask_for_memory(std::size_t needed);
+  void drop_frame(Error why);
+  void on_dropped(std::size_t bytes);
+  void answer_dropped();
+  void take_frame();
   bool must_pause_reading() const noexcept;
+  bool arrives_too_slowly(std::chrono::steady_clock::time_point now);
   void write();
   OutgoingFramePtr next_to_write();
   void on_written(boost::system::error_code failure);
@@ -95,6 +106,13 @@ class Link : public std::enable_shared_from_this<Link> {
   WebSocket ws_;
   LinkOptions options_;
   FrameBuffer incoming_;
+  struct Dropping {
+    Error why;
+    bool answered = false;  // Its calls.
+  };
+  std::optional<Dropping> dropping_;  // The frame that is being read is thrown away.
+  std::chrono::steady_clock::time_point arrival_checked_;
+  std::size_t arrived_ = 0;             // Of the frame, at that time.
   std::deque<OutgoingFramePtr> queue_;  // Bounded by must_pause_reading on a server, by max_queued_bytes on a client.
   std::size_t queued_bytes_ = 0;
   OutgoingFramePtr current_;  // Being written.

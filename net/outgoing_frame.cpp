@@ -39,10 +39,10 @@ OutgoingFrame::OutgoingFrame()
 Result<void> OutgoingFrame::finish(std::size_t max_bytes) {
   const auto segments = message_.getSegmentsForOutput();
   table_ = segment_table(segments);
-  buffers_.clear();
-  buffers_.reserve(segments.size() + 1);
+  buffers_.resize(1);
+  buffers_.reserve(segments.size() + 2);
   buffers_.emplace_back(table_.data(), table_.size() * sizeof(table_[0]));
-  size_ = buffers_.front().size();
+  size_ = buffers_.back().size();
   for (const auto& segment : segments) {
     buffers_.emplace_back(segment.begin(), segment.size() * kWord);
     size_ += segment.size() * kWord;
@@ -52,6 +52,23 @@ Result<void> OutgoingFrame::finish(std::size_t max_bytes) {
                "a frame of " + std::to_string(size_) + " bytes is over the limit of " + std::to_string(max_bytes) +
                    " bytes; send fewer rows, or raise max_frame_bytes on both sides",
                {}};
+}
+
+BufferSpan OutgoingFrame::websocket_message(bool masked) noexcept {
+  constexpr std::uint8_t kFinalBinary = 0x82;
+  constexpr std::uint8_t kMasked = 0x80;
+  constexpr std::size_t kMaskingKey = 4;
+  // The length in 7 bits, or 126 and 16 bits, or 127 and 64 bits.
+  const std::size_t extended = size_ < 126 ? 0 : size_ <= 0xFFFF ? 2 : 8;
+  const auto length = static_cast<std::uint8_t>(extended == 0 ? size_ : extended == 2 ? 126 : 127);
+  header_.fill(0);
+  header_[0] = kFinalBinary;
+  header_[1] = static_cast<std::uint8_t>(length | (masked ? kMasked : 0));
+  for (std::size_t i = 0; i < extended; ++i) {
+    header_.at(2 + i) = static_cast<std::uint8_t>(size_ >> (8 * (extended - 1 - i)));
+  }
+  buffers_.front() = boost::asio::const_buffer(header_.data(), 2 + extended + (masked ? kMaskingKey : 0));
+  return {buffers_.data(), buffers_.size()};
 }
 
 OutgoingFramePtr merge(const std::vector<OutgoingFramePtr>& frames) {

@@ -7,7 +7,9 @@
 #include <capnp/message.h>
 #include <boost/asio/buffer.hpp>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -44,7 +46,11 @@ class OutgoingFrame {
   Result<void> finish(std::size_t max_bytes);
 
   std::size_t size() const noexcept { return size_; }  ///< Bytes; 0 before finish().
-  BufferSpan buffers() const noexcept { return {buffers_.data(), buffers_.size()}; }
+  /// The message alone.
+  BufferSpan buffers() const noexcept { return {buffers_.data() + 1, buffers_.size() - 1}; }
+  /// The message as one binary WebSocket message (RFC 6455 §5.2). `masked`: as a client's must be. The key is zero, so
+  /// that bytes leave as they lie; docs/architecture.md says why that is sound.
+  BufferSpan websocket_message(bool masked) noexcept;
 
  private:
   alignas(8) capnp::word first_segment_[128] = {};  // Spares a control frame the allocation of its segment.
@@ -52,7 +58,8 @@ class OutgoingFrame {
   schema::Frame::Builder root_;
   Attachments attachments_;
   std::vector<std::uint32_t> table_;
-  std::vector<boost::asio::const_buffer> buffers_;
+  std::array<std::uint8_t, 14> header_{};              // Of the WebSocket message.
+  std::vector<boost::asio::const_buffer> buffers_{1};  // The first is the header's place.
   std::size_t size_ = 0;
 };
 

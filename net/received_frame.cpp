@@ -27,14 +27,17 @@ capnp::ReaderOptions options_for(std::size_t bytes) {
   return options;
 }
 
+std::uint32_t word32(const std::uint8_t* at) {
+  return at[0] | at[1] << 8U | at[2] << 16U | static_cast<std::uint32_t>(at[3]) << 24U;
+}
+
 /// The segment table is read before Cap'n Proto allocates from it.
 kj::ArrayPtr<const capnp::word> words_of(const FrameBuffer& bytes) {
   if (bytes.size() < sizeof(capnp::word) || bytes.size() % sizeof(capnp::word) != 0) {
     throw Failure("a frame of " + std::to_string(bytes.size()) + " bytes is not a whole number of words");
   }
   const auto* table = bytes.bytes();
-  const std::uint32_t segments =
-      (table[0] | table[1] << 8U | table[2] << 16U | static_cast<std::uint32_t>(table[3]) << 24U) + 1;
+  const std::uint32_t segments = word32(table) + 1;
   if (segments == 0 || segments > kMaxSegments) {
     throw Failure("a frame of " + std::to_string(segments) + " segments is over the limit of " +
                   std::to_string(kMaxSegments));
@@ -115,6 +118,7 @@ class Checker {
         check(reply.getInfo().getArchitecture());
         check(reply.getInfo().getInputs());
         check(reply.getInfo().getOutputs());
+        bounded(reply.getInfo().getCompressions(), kMaxTensors, "compressions");
         return;
       case schema::Reply::FORWARD: check(reply.getForward()); return;
       case schema::Reply::BACKWARD: check(reply.getBackward()); return;
@@ -125,6 +129,23 @@ class Checker {
   std::size_t claimed_ = 0;
 };
 
+/// The segments that lie completely in `bytes`, from the first on.
+std::vector<kj::ArrayPtr<const capnp::word>> whole_segments(const FrameBuffer& bytes) {
+  std::vector<kj::ArrayPtr<const capnp::word>> whole;
+  if (bytes.size() < sizeof(capnp::word)) return whole;
+  const std::uint64_t count = std::uint64_t{word32(bytes.bytes())} + 1;
+  if (count > kMaxSegments) return whole;
+  std::uint64_t at = (count + 2) / 2 * sizeof(capnp::word);  // The table: the count and the sizes, in whole words.
+  if (at > bytes.size()) return whole;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t words = word32(bytes.bytes() + 4 * (i + 1));
+    if (words * sizeof(capnp::word) > bytes.size() - at) break;
+    whole.emplace_back(reinterpret_cast<const capnp::word*>(bytes.bytes() + at), words);
+    at += words * sizeof(capnp::word);
+  }
+  return whole;
+}
+
 Error malformed(std::string text) { return {Errc::kInvalidArgument, std::move(text), {}}; }
 
 }  // namespace
@@ -134,6 +155,25 @@ void ReceivedFrame::read() {
   message_.emplace(words, options_for(bytes_.size()));
   if (message_->getEnd() != words.end()) throw Failure("bytes after the end of the message");
   root_ = message_->getRoot<schema::Frame>();
+}
+
+std::optional<std::vector<std::uint64_t>> call_ids_in(const FrameBuffer& beginning) {
+  try {
+    const auto segments = whole_segments(beginning);
+    if (segments.empty()) return std::nullopt;
+    capnp::SegmentArrayMessageReader message(kj::arrayPtr(segments.data(), segments.size()),
+                                             options_for(beginning.size()));
+    const auto frame = message.getRoot<schema::Frame>();
+    std::vector<std::uint64_t> ids;
+    if (!frame.isCalls()) return ids;
+    for (const auto call : frame.getCalls()) {
+      if (ids.size() == kMaxMessagesPerFrame) break;
+      ids.push_back(call.getId());
+    }
+    return ids;
+  } catch (const kj::Exception&) {  // It lies, or the list is among what is missing.
+    return std::nullopt;
+  }
 }
 
 Result<std::shared_ptr<const ReceivedFrame>> ReceivedFrame::parse(FrameBuffer bytes, From from) {

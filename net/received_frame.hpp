@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace dmoe::net {
 
@@ -30,6 +31,7 @@ class ReceivedFrame {
 
   schema::Frame::Reader root() const noexcept { return root_; }
   std::size_t size() const noexcept { return bytes_.size(); }
+  bool counted() const noexcept { return bytes_.counted(); }  ///< By the server's FrameBudget.
 
  private:
   void read();
@@ -38,5 +40,9 @@ class ReceivedFrame {
   std::optional<capnp::FlatArrayMessageReader> message_;
   schema::Frame::Reader root_;
 };
+
+/// The ids of the calls in a frame of which perhaps only the beginning is there; none in a frame of another kind.
+/// Nothing: it does not tell. For calls that are answered although their bytes are not going to be read.
+std::optional<std::vector<std::uint64_t>> call_ids_in(const FrameBuffer& beginning);
 
 }  // namespace dmoe::net

@@ -43,8 +43,8 @@ struct CallSpec {
 
 /// A pool of WebSocket connections. Thread-safe; state lives on one strand of the given executor.
 ///
-/// Bytes: a contiguous tensor is written from its own storage, except that WebSocket masking (RFC 6455 §5.3) copies
-/// each byte once into the write buffer; a reply is read into the buffer that its tensors then own.
+/// Bytes: a contiguous tensor is written from its own storage (the WebSocket masking key is zero, see
+/// docs/architecture.md); a reply is read into the buffer that its tensors then own.
 class RpcClient {
  public:
   /// @param executor of an io_context, or of a strand over one; anything else throws std::invalid_argument.

@@ -70,7 +70,8 @@ class RpcServer::Impl : public std::enable_shared_from_this<Impl> {
 
   void schedule_tick() {
     if (stopping_) return;
-    const auto shortest = std::min(state_->options.handshake_timeout, state_->options.idle_timeout);
+    const auto shortest =
+        std::min({state_->options.handshake_timeout, state_->options.idle_timeout, state_->options.arrival_timeout});
     const auto period = std::clamp<std::chrono::milliseconds>(shortest / 8, std::chrono::milliseconds{10},
                                                               std::chrono::milliseconds{2'000});
     tick_timer_.expires_after(period);

@@ -3,6 +3,7 @@
 
 #include "net/endpoint.hpp"
 #include "net/error.hpp"
+#include "net/frame_budget.hpp"
 #include "net/rpc_message.hpp"
 
 #include <boost/asio/io_context.hpp>
@@ -29,6 +30,7 @@ class IncomingCall {
 
   schema::Call::Reader reader() const;
   std::shared_ptr<const void> frame() const;               ///< Owner of the bytes that `reader()` points into.
+  bool frame_is_counted() const noexcept;                  ///< By the server's `frame_budget`.
   std::chrono::steady_clock::time_point deadline() const;  ///< time_point::max() when the caller set none.
   /// True once the caller cancelled or its connection closed. Thread-safe; check before expensive work.
   bool cancelled() const noexcept;
@@ -56,6 +58,13 @@ struct RpcServerOptions {
   std::chrono::milliseconds handshake_timeout{10'000};  ///< A client that connects and says nothing is dropped.
   std::chrono::milliseconds idle_timeout{120'000};      ///< Without frame or pong.
   std::size_t max_http_body_bytes = 64UL * 1024;        ///< Of a request; routes take none today.
+  /// Asked before the memory of a frame over 8 KiB is committed; it counts the frame until nobody uses its bytes. While
+  /// there is no memory the connection is not read, so that its sender waits too; after `frame_patience` the frame's
+  /// calls are answered with the budget's error. Null: max_frame_bytes per connection is the only bound.
+  std::shared_ptr<FrameBudget> frame_budget;
+  std::chrono::milliseconds frame_patience{2'000};
+  /// A frame that holds memory must get on by 1 MiB in each such period, or its sender loses the connection.
+  std::chrono::milliseconds arrival_timeout{10'000};
   /// Counts connections, calls by outcome and bytes when set; outlives the server and its io_context.
   Metrics* metrics = nullptr;
 };

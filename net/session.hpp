@@ -48,6 +48,7 @@ class Session : public Link {
   void on_frame(std::shared_ptr<const ReceivedFrame> frame) override;
   void on_closed(const Error& why) override;
   void on_sent(std::size_t bytes) override;
+  void on_frame_refused(const std::vector<std::uint64_t>& calls, const Error& why) override;
 
  private:
   using Request = boost::beast::http::request<boost::beast::http::string_body>;

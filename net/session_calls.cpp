@@ -42,6 +42,13 @@ void Session::on_frame(std::shared_ptr<const ReceivedFrame> frame) {
   }
 }
 
+void Session::on_frame_refused(const std::vector<std::uint64_t>& calls, const Error& why) {
+  for (const auto id : calls) {
+    server_->counters.count_outcome(&why);
+    send(error_frame(id, why));
+  }
+}
+
 void Session::on_call(const std::shared_ptr<const ReceivedFrame>& frame, schema::Call::Reader call) {
   if (const auto refused = reason_to_refuse(call)) {
     server_->counters.count_outcome(&*refused);

@@ -32,6 +32,9 @@ LinkOptions link_options_of(const RpcServerOptions& options) {
   link.handshake_timeout = options.handshake_timeout;
   link.ping_after = options.idle_timeout / 2;
   link.dead_after = options.idle_timeout;
+  link.frame_budget = options.frame_budget;
+  link.frame_patience = options.frame_patience;
+  link.arrival_timeout = options.arrival_timeout;
   return link;
 }
 

@@ -1,5 +1,7 @@
 #include "net/tensor_codec.hpp"
 
+#include "net/tensor_compression.hpp"
+
 #include <ATen/ATen.h>
 
 #include <bit>
@@ -23,9 +25,11 @@ bool is_whole_words(const at::Tensor& tensor) {
   return tensor.nbytes() % kWordBytes == 0 && reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % kWordBytes == 0;
 }
 
-void reference_bytes(const at::Tensor& tensor, schema::Tensor::Builder builder, Attachments& attachments) {
+/// The first `size` bytes of the tensor; the word that they end in is readable.
+void reference_bytes(const at::Tensor& tensor, std::size_t size, schema::Tensor::Builder builder,
+                     Attachments& attachments) {
   attachments.keep(std::make_shared<const at::Tensor>(tensor));
-  const auto bytes = kj::arrayPtr(static_cast<const kj::byte*>(tensor.data_ptr()), tensor.nbytes());
+  const auto bytes = kj::arrayPtr(static_cast<const kj::byte*>(tensor.data_ptr()), size);
   builder.adoptData(capnp::Orphanage::getForMessageContaining(builder).referenceExternalData(bytes));
 }
 
@@ -102,7 +106,8 @@ Result<at::ScalarType> from_wire(schema::DType dtype) {
                  "; the peer may be newer than this program");
 }
 
-Result<void> encode_tensor(const at::Tensor& tensor, schema::Tensor::Builder builder, Attachments& attachments) {
+Result<void> encode_tensor(const at::Tensor& tensor, schema::Tensor::Builder builder, Attachments& attachments,
+                           Compression compression) {
   if (!tensor.defined()) return invalid("an undefined tensor cannot be sent");
   if (tensor.layout() != at::kStrided || tensor.is_quantized()) {
     return invalid("only dense, unquantized tensors can be sent; call to_dense() or dequantize() first");
@@ -127,8 +132,11 @@ Result<void> encode_tensor(const at::Tensor& tensor, schema::Tensor::Builder bui
   if (tensor.numel() == 0) return {};
   // Both are no-ops for a contiguous CPU tensor; resolve_neg/conj because lazy views share bytes with another value.
   const at::Tensor dense = tensor.detach().resolve_neg().to(at::kCPU).contiguous();
-  if (is_whole_words(dense)) {
-    reference_bytes(dense, builder, attachments);
+  if (const auto coded = compress(dense, compression); coded.defined()) {
+    builder.setCompression(to_wire(compression));
+    reference_bytes(coded, compressed_size(compression, static_cast<std::size_t>(dense.numel())), builder, attachments);
+  } else if (is_whole_words(dense)) {
+    reference_bytes(dense, dense.nbytes(), builder, attachments);
   } else {
     copy_bytes(dense, builder);
   }
@@ -140,8 +148,14 @@ Result<at::Tensor> decode_tensor(schema::Tensor::Reader reader, std::shared_ptr<
   if (dtype.has_error()) return dtype.error();
   const auto sizes = read_sizes(reader.getShape());
   if (sizes.has_error()) return sizes.error();
+  const auto compression = from_wire(reader.getCompression());
+  if (compression.has_error()) return compression.error();
   const auto data = reader.getData();
   const auto count = element_count(*sizes);
+  if (*compression != Compression::kNone) {
+    if (*dtype != at::kFloat || !count) return invalid("compressed values that are not float32, or of no shape");
+    return decompress({data.begin(), data.size()}, *compression, *sizes, *count);
+  }
   const std::size_t item = c10::elementSize(*dtype);
   if (!count || data.size() % item != 0 || *count != data.size() / item) {
     return invalid("a tensor of shape " + shape_text(*sizes) + " and type " + c10::toString(*dtype) + " came with " +
@@ -156,16 +170,31 @@ Result<at::Tensor> decode_tensor(schema::Tensor::Reader reader, std::shared_ptr<
 }
 
 Result<void> encode_tensors(const std::vector<at::Tensor>& tensors, capnp::List<schema::Tensor>::Builder builder,
-                            Attachments& attachments) {
+                            Attachments& attachments, Compression compression) {
   if (tensors.size() > kMaxTensorsPerCall || tensors.size() != builder.size()) {
     return invalid(std::to_string(tensors.size()) + " tensors do not fit a list of " + std::to_string(builder.size()) +
                    " (at most " + std::to_string(kMaxTensorsPerCall) + " in one call)");
   }
   for (unsigned i = 0; i < tensors.size(); ++i) {
-    const auto encoded = encode_tensor(tensors[i], builder[i], attachments);
+    const auto encoded = encode_tensor(tensors[i], builder[i], attachments, compression);
     if (encoded.has_error()) return encoded.error();
   }
   return {};
+}
+
+std::uint64_t wire_bytes(capnp::List<schema::Tensor>::Reader reader) {
+  std::uint64_t bytes = 0;
+  for (const auto tensor : reader) bytes += tensor.getData().size();
+  return bytes;
+}
+
+std::uint64_t expanded_bytes(capnp::List<schema::Tensor>::Reader reader) {
+  constexpr std::uint64_t kMostExpansion = 4;
+  std::uint64_t bytes = 0;
+  for (const auto tensor : reader) {
+    if (tensor.getCompression() != schema::Compression::NONE) bytes += kMostExpansion * tensor.getData().size();
+  }
+  return bytes;
 }
 
 Result<std::vector<at::Tensor>> decode_tensors(capnp::List<schema::Tensor>::Reader reader,

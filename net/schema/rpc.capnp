@@ -6,6 +6,7 @@
 using Cxx = import "/capnp/c++.capnp";
 using import "tensor.capnp".Tensor;
 using import "tensor.capnp".DType;
+using import "tensor.capnp".Compression;
 $Cxx.namespace("dmoe::net::schema");
 
 struct Frame {
@@ -50,6 +51,7 @@ struct ForwardRequest {
   uid @0 :Text;
   inputs @1 :List(Tensor);     # Dimension 0 is the batch row.
   rngSeed @2 :UInt64;          # Dropout masks of forward and backward agree when the seeds agree.
+  replyCompression @3 :Compression;  # How the caller wants the answer's tensors; a wish.
 }
 
 struct BackwardRequest {
@@ -57,6 +59,7 @@ struct BackwardRequest {
   inputs @1 :List(Tensor);     # As in forward.
   gradOutputs @2 :List(Tensor);
   rngSeed @3 :UInt64;
+  replyCompression @4 :Compression;
 }
 
 struct TensorSpec {
@@ -72,4 +75,5 @@ struct ExpertInfo {
   outputs @3 :List(TensorSpec);
   maxBatchSize @4 :UInt32;     # Rows of one call.
   updates @5 :UInt64;          # Optimizer steps so far.
+  compressions @6 :List(Compression);  # What requests may use, and what answers may ask for. Empty: only none.
 }

@@ -16,8 +16,18 @@ enum DType {
   bool @7;
 }
 
+enum Compression {
+  # How the values of a float32 tensor lie in `data`. Wire numbers; never reorder. Sent only to who said, in its
+  # ExpertInfo, that it reads it.
+  none @0;      # As they are.
+  float16 @1;   # 2 bytes each, little-endian.
+  bfloat16 @2;  # Likewise.
+  int8 @3;      # A float32 scale for each block of 128 values (the last may be shorter), then a signed byte per value.
+}
+
 struct Tensor {
   dtype @0 :DType;
   shape @1 :List(Int64);   # Empty list: a scalar. At most 16 dimensions.
-  data @2 :Data;           # Row-major, little-endian, exactly product(shape) * itemsize bytes.
+  data @2 :Data;           # Row-major, little-endian, exactly product(shape) * itemsize bytes, or as compressed.
+  compression @3 :Compression;
 }

@@ -72,6 +72,13 @@ TEST_CASE("The start-up report explains that a loopback address is for this mach
   CHECK(contains(text, "--listen 0.0.0.0:4040 --announce"));
 }
 
+TEST_CASE("e10 The pattern to join with is beside the one that is hosted", "[texts][e10]") {
+  CHECK(cli::pattern_beside("ffn.[0:2].[0:4]") == "ffn.[2:4].[0:4]");
+  CHECK(cli::pattern_beside("ffn.3.[0:8]") == "ffn.4.[0:8]");
+  CHECK(cli::pattern_beside("stage.0") == "stage.1");
+  CHECK(cli::pattern_beside("no pattern") == "no pattern");
+}
+
 TEST_CASE("A word is quoted for the shell only where it must be", "[texts]") {
   CHECK(cli::shell_word("ffn.0.1") == "ffn.0.1");
   CHECK(cli::shell_word("ffn.[0:4]") == "'ffn.[0:4]'");

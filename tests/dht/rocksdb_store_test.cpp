@@ -160,9 +160,10 @@ TEST_CASE("Writer that is to be killed", "[.child]") {
   }
 }
 
-TEST_CASE("A store killed while writing opens again each time", "[dht][rocksdb][d14]") {
+/// Kills a process that writes for ever, `kills` times on one folder, and opens what is left.
+void kill_writers(int kills) {
   const TemporaryDirectory directory;
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < kills; ++round) {
     int pipe_ends[2];
     REQUIRE(::pipe(pipe_ends) == 0);
     const pid_t child = ::fork();
@@ -186,6 +187,10 @@ TEST_CASE("A store killed while writing opens again each time", "[dht][rocksdb][
   CHECK(put(*store, live("last", "v", 1h)) == PutOutcome::kStored);
   CHECK_FALSE(std::filesystem::exists(directory.path() / "records.damaged"));
 }
+
+TEST_CASE("A store killed while writing opens again each time", "[dht][rocksdb][d14]") { kill_writers(12); }
+
+TEST_CASE("A store killed 100 times while writing opens again each time", "[.long][d14]") { kill_writers(100); }
 
 /// Run by the next test in a process of its own, which may mount.
 TEST_CASE("Store on a disk that fills up", "[.child]") {

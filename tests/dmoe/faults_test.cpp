@@ -166,6 +166,28 @@ TEST_CASE("the caller's own mistakes ban nobody", "[dmoe][c19]") {
   CHECK(layer->forward(input).size(0) == 4);
 }
 
+TEST_CASE("a layer whose grid has too few dimensions is told so", "[dmoe][c1]") {
+  Swarm swarm(1, {2, 2}, 4);
+  auto options = swarm.options();
+  options.grid({2});
+  auto layer = swarm.layer(options);
+  for (std::uint32_t i = 0; i < 2; ++i) swarm.directory().add({"ffn", {i}}, swarm.host(0).address());
+  std::string message;
+  CHECK(code_of(layer, random_input(3, 4), &message) == Errc::kNotFound);
+  CHECK(message.find("is the servers' grid one of 1 dimensions?") != std::string::npos);
+}
+
+TEST_CASE("a refusal beside another failure may pass and is not reported as the caller's mistake", "[dmoe][c19]") {
+  Swarm swarm(2, {2}, 4);
+  auto layer = swarm.layer(swarm.options().k_best(2).forward_timeout(200ms));
+  const auto input = random_input(2, 4);
+  for (const auto& [refuses, silent] : {std::pair{0, 1}, std::pair{1, 0}}) {
+    swarm.host(static_cast<std::size_t>(refuses)).set_fault(Fault::kRefuse, Fault::kNone);
+    swarm.host(static_cast<std::size_t>(silent)).set_fault(Fault::kError, Fault::kNone);
+    CHECK(code_of(layer, input) == Errc::kInternal);
+  }
+}
+
 TEST_CASE("when all servers are banned they are tried anyway", "[dmoe][c19]") {
   Swarm swarm(2, {4}, 4);
   auto layer = swarm.layer(swarm.options());

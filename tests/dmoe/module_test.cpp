@@ -13,6 +13,7 @@
 namespace dmoe {
 namespace {
 
+using namespace std::chrono_literals;
 using test::Swarm;
 
 TEST_CASE("a layer stands in a Sequential and trains with an optimizer", "[dmoe]") {
@@ -111,7 +112,10 @@ TEST_CASE("settings that make no sense are refused by name", "[dmoe]") {
   CHECK_THROWS_AS(make(DMoEOptions(0, {2}, "ffn")), Exception);
   CHECK_THROWS_AS(make(DMoEOptions(4, {2}, "ffn").k_best(0)), Exception);
   CHECK_THROWS_AS(make(DMoEOptions(4, {2}, "ffn").k_best(2).k_min(3)), Exception);
-  CHECK_THROWS(make(DMoEOptions(4, {2, 0}, "ffn")));
+  CHECK_THROWS_AS(make(DMoEOptions(4, {2, 0}, "ffn")), Exception);
+  CHECK_THROWS_AS(make(DMoEOptions(4, {}, "ffn")), Exception);
+  CHECK_THROWS_AS(make(DMoEOptions(4, {2}, "ffn").forward_timeout(0ms)), Exception);
+  CHECK_THROWS_AS(make(DMoEOptions(4, {2}, "ffn").backward_timeout(-5ms)), Exception);
   CHECK_THROWS_AS(DMoE(nullptr, DMoEOptions(4, {2}, "ffn")), Exception);
 }
 

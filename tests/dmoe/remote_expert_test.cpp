@@ -172,6 +172,27 @@ TEST_CASE("experts in sequence pass values on and gradients back", "[dmoe]") {
   CHECK_THROWS_AS(RemoteSequential(client, std::vector<std::string>{}), Exception);
 }
 
+TEST_CASE("remote experts and pipelines are cloned with the model they stand in", "[dmoe]") {
+  ExpertHost host(1);
+  const ExpertUid uid{"ffn", {0}};
+  host_triple(host, uid);
+  const auto directory = std::make_shared<MemoryDirectory>();
+  directory->add(uid, host.address());
+  const auto client = Client::with_resolver(directory);
+  RemoteExpert expert(client, uid);
+  RemoteSequential pipeline(client, std::vector<std::string>{"ffn.0", "ffn.0"});
+  pipeline->eval();
+  const auto x = torch::ones({2, 4});
+  const auto same_expert = std::dynamic_pointer_cast<RemoteExpertImpl>(expert->clone());
+  const auto same_pipeline = std::dynamic_pointer_cast<RemoteSequentialImpl>(pipeline->clone());
+  REQUIRE(same_expert);
+  REQUIRE(same_pipeline);
+  CHECK(torch::equal(same_expert->forward(x), 3 * x));
+  CHECK(torch::equal(same_pipeline->forward(x), 9 * x));
+  CHECK(same_expert->is_training());
+  CHECK_FALSE(same_pipeline->is_training());
+}
+
 TEST_CASE("a backward that fails is an error on the caller's thread", "[dmoe][c18]") {
   ExpertHost host(1);
   const ExpertUid uid{"ffn", {0}};

@@ -1,5 +1,7 @@
 #include "tests/dmoe/swarm.hpp"
 
+#include "tests/support/seed.hpp"
+
 #include <algorithm>
 
 namespace dmoe::test {

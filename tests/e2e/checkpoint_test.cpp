@@ -1,11 +1,15 @@
 // What a server keeps over its end, and what it does when that is damaged.
 #include "dmoe/remote_expert.hpp"
+#include "expert_server/checkpoint_files.hpp"
+#include "expert_server/checkpoint_store.hpp"
 #include "tests/e2e/program_run.hpp"
 #include "tests/support/catch.hpp"
 
 #include <torch/types.h>
 
+#include <chrono>
 #include <csignal>
+#include <random>
 
 using namespace dmoe;
 using dmoe::test::patience_ends;
@@ -40,7 +44,54 @@ std::filesystem::path checkpoint_file(const std::filesystem::path& data) {
   return found;
 }
 
+/// What a checkpoint file holds answers this to the probe.
+torch::Tensor answer_of(const expert_server::ExpertSnapshot& snapshot) {
+  auto backend =
+      expert_server::ExpertBackend::create(snapshot.description, snapshot.optimizer, 64, std::nullopt).value();
+  backend->restore(snapshot).value();
+  return backend->forward({probe()}, 0).value().at(0);
+}
+
+/// Kills a server that learns and writes checkpoints all the time, at random moments, and starts it again each time.
+void kill_while_serving(int kills) {
+  const auto directory = test_directory();
+  std::mt19937_64 random(dmoe::test::seed());
+  auto arguments = server_arguments();
+  arguments.insert(arguments.end(), {"--checkpoint-period", "0.02", "--keep-checkpoints", "2"});
+  std::uint64_t least = 0;
+  int restored = 0;
+  for (int round = 0; round <= kills; ++round) {
+    RunningNode server(directory.path(), "server", arguments);
+    RemoteExpert expert = expert_of(server);
+    const auto updates = expert->info().updates;
+    if (const auto files = expert_server::find_checkpoints(directory.path() / "server" / "checkpoints")) {
+      const auto newest = expert_server::read_checkpoint(files->back());
+      REQUIRE(newest.has_value());  // What has a checkpoint's name is complete.
+      CHECK(updates == newest->updates);
+      CHECK(updates >= least);
+      CHECK(torch::equal(expert->forward(probe()).detach(), answer_of(*newest)));
+      ++restored;
+    }
+    least = updates;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 120'000);
+    do {
+      train(expert, 1);
+    } while (std::chrono::steady_clock::now() < end);
+    server.process().send(SIGKILL);
+    REQUIRE(server.process().wait(patience_ends()).has_value());
+  }
+  CHECK(restored >= kills / 2);
+}
+
 }  // namespace
+
+TEST_CASE("d2 A server killed while it writes checkpoints serves the last complete one", "[e2e][d2]") {
+  kill_while_serving(4);
+}
+
+TEST_CASE("d2 A server killed 200 times while it writes checkpoints serves the last complete one", "[.long][d2]") {
+  kill_while_serving(200);
+}
 
 TEST_CASE("A server restarted from its checkpoint answers with the same bits and learns the same", "[e2e]") {
   const auto directory = test_directory();

@@ -90,6 +90,18 @@ TEST_CASE("A trainer learns from two servers", "[e2e]") {
   CHECK(run.out.find('\r') == std::string::npos);       // No bar where there is no terminal.
 }
 
+TEST_CASE("A trainer of another width than the experts ends at once and names the flag", "[e2e]") {
+  const auto directory = test_directory();
+  const RunningNode server(directory.path(), "server", ffn_server("ffn.[0:2].[0:2]"));
+  // With this patience a trainer that took the refusal for a passing failure would not end.
+  const auto run = test::run_dmoe({"train", "--initial-peers", server.address(), "--grid-size", "2", "2",
+                                   "--hidden-dim", std::to_string(2 * kInputWidth), "--patience", "86400"});
+  INFO(run.out << run.err);
+  CHECK(run.status.code == 1);
+  CHECK(run.err.find("[rows, 8]") != std::string::npos);
+  CHECK(run.err.find("give the --hidden-dim that the servers have") != std::string::npos);
+}
+
 TEST_CASE("A server killed in the middle of a call costs the pass its answer only", "[e2e]") {
   Pair pair;
   DMoE layer = pair.layer(60s);
@@ -259,4 +271,28 @@ TEST_CASE("A signal ends a trainer after its step with status 0", "[e2e]") {
   REQUIRE(status.has_value());
   CHECK(status->code == 0);
   CHECK(test::read_text(options.log_file).find("interrupted after") != std::string::npos);
+}
+
+TEST_CASE("A server that was killed leaves a trace of its calls that can be read", "[e2e][trace]") {
+  const auto directory = test_directory();
+  const auto file = directory.path() / "trace.json";
+  RunningNode server(directory.path(), "server", ffn_server("ffn.0.[0:1]", {"--trace-file", file.string()}));
+  RemoteExpert expert(Client::connect(ClientOptions().initial_endpoints({server.endpoint()})), "ffn.0.0");
+  expert->forward(torch::ones({3, kInputWidth})).sum().backward();
+  const auto parts = [&] {
+    std::vector<std::string> names;
+    const auto events = nlohmann::json::parse(dmoe::test::read_text(file), nullptr, false);
+    if (!events.is_array()) return names;  // It is being written.
+    for (const auto& event : events) {
+      if (event.value("ph", "") == "b") names.push_back(event["name"]);
+    }
+    return names;
+  };
+  REQUIRE(eventually([&] { return parts().size() >= 6; }));
+  server.process().send(SIGKILL);
+  REQUIRE(server.process().wait(patience_ends()).has_value());
+  const auto names = parts();
+  for (const char* name : {"queue ffn.0.0", "device ffn.0.0", "reply ffn.0.0"}) {
+    CHECK(std::count(names.begin(), names.end(), name) == 2);  // Forward and backward.
+  }
 }

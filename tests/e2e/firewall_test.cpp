@@ -54,7 +54,7 @@ class Starting {
   cli::ChildProcess process_;
 };
 
-std::vector<std::string> small_server(const std::filesystem::path& directory, std::vector<std::string> more) {
+std::vector<std::string> server_kept_in(const std::filesystem::path& directory, std::vector<std::string> more) {
   std::vector<std::string> arguments{"serve",
                                      "ffn.[0:1].[0:2]",
                                      "--expert",
@@ -87,8 +87,8 @@ TEST_CASE("b17 b18 A server that others cannot reach announces nothing until the
   HeldPort announced(HeldPort::Kind::kClosedTcp);  // A port that nobody forwards yet.
   const std::string address = to_string(announced.endpoint());
   Starting server(test::program_under_test(),
-                  small_server(directory.path(),
-                               {"--listen", "127.0.0.1:0", "--announce", address, "--initial-peers", node.address()}),
+                  server_kept_in(directory.path(),
+                                 {"--listen", "127.0.0.1:0", "--announce", address, "--initial-peers", node.address()}),
                   directory.path() / "server.log");
   const std::string complaint = "cannot reach this server at " + address;
   REQUIRE(eventually([&] { return contains(server.log(), complaint); }));
@@ -113,10 +113,11 @@ TEST_CASE("b18 A server that waits to be reached ends at once when it is told to
   const auto directory = test_directory();
   const RunningNode node(directory.path(), "dht", {"dht", "run"});
   const HeldPort announced(HeldPort::Kind::kClosedTcp);
-  Starting server(test::program_under_test(),
-                  small_server(directory.path(), {"--listen", "127.0.0.1:0", "--announce",
-                                                  to_string(announced.endpoint()), "--initial-peers", node.address()}),
-                  directory.path() / "server.log");
+  Starting server(
+      test::program_under_test(),
+      server_kept_in(directory.path(), {"--listen", "127.0.0.1:0", "--announce", to_string(announced.endpoint()),
+                                        "--initial-peers", node.address()}),
+      directory.path() / "server.log");
   REQUIRE(eventually([&] { return contains(server.log(), "cannot reach this server"); }));
   server.process().send(SIGTERM);
   const auto status = server.process().wait(patience_ends());
@@ -141,7 +142,7 @@ TEST_CASE("b17 b18 Behind a firewall on another host a server says so and is ann
                 directory.path() / "dht.log");
   (void)node.ready();
   hosts.block_tcp(4041);
-  std::vector<std::string> serve = small_server(
+  std::vector<std::string> serve = server_kept_in(
       directory.path(), {"--listen", "0.0.0.0:4041", "--announce", server_address, "--initial-peers", node_address});
   serve.insert(serve.begin(), program);
   Starting server(TwoHosts::program(), hosts.on_first(std::move(serve)), directory.path() / "server.log");

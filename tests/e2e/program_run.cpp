@@ -14,8 +14,7 @@ namespace {
 /// Short enough that a wait ends soon after its condition holds.
 constexpr int kLookMilliseconds = 5;
 
-cli::ChildProcess spawn(cli::ChildOptions options) {
-  options.program = DMOE_PROGRAM;
+cli::ChildProcess spawn(const cli::ChildOptions& options) {
   auto child = cli::ChildProcess::spawn(options);
   if (!child) throw std::runtime_error(describe(child.error()));
   return *std::move(child);
@@ -33,19 +32,22 @@ cli::ChildProcess spawn_node(const std::filesystem::path& directory, const std::
   }
   arguments.insert(arguments.end(), {"--ready-fd", std::to_string(cli::kReadyDescriptor)});
   cli::ChildOptions options;
+  options.program = DMOE_PROGRAM;
   options.arguments = std::move(arguments);
   options.log_file = directory / (name + ".log");
   options.ready_pipe = true;
-  return spawn(std::move(options));
+  return spawn(options);
 }
 
 }  // namespace
 
 std::filesystem::path program_under_test() { return DMOE_PROGRAM; }
 
-Finished run_dmoe(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+Finished run_program(const std::filesystem::path& program, const std::vector<std::string>& arguments,
+                     const std::vector<std::string>& environment) {
   const cli::TemporaryDirectory directory = test_directory();
   cli::ChildOptions options;
+  options.program = program;
   options.arguments = arguments;
   options.environment = environment;
   options.stdout_file = directory.path() / "stdout";
@@ -54,8 +56,12 @@ Finished run_dmoe(const std::vector<std::string>& arguments, const std::vector<s
   const auto status = child.wait(patience_ends());
   const std::string out = read_text(*options.stdout_file);
   const std::string err = read_text(options.log_file);
-  if (!status) throw std::runtime_error("dmoe did not end; it printed:\n" + out + err);
+  if (!status) throw std::runtime_error(program.filename().string() + " did not end; it printed:\n" + out + err);
   return {*status, out, err};
+}
+
+Finished run_dmoe(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  return run_program(DMOE_PROGRAM, arguments, environment);
 }
 
 RunningNode::RunningNode(const std::filesystem::path& directory, const std::string& name,

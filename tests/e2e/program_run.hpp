@@ -28,7 +28,10 @@ struct Finished {
   std::string err;  ///< stderr
 };
 
-/// Runs the `dmoe` program under test to its end. Throws when it does not end within kPatience.
+/// Runs `program` to its end. Throws when it does not end within kPatience.
+Finished run_program(const std::filesystem::path& program, const std::vector<std::string>& arguments,
+                     const std::vector<std::string>& environment = {});
+/// The `dmoe` program under test.
 Finished run_dmoe(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
 /// A `dmoe serve` or `dmoe dht run` that is up.

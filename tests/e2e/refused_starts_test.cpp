@@ -21,12 +21,12 @@ using test::contains;
 
 /// Runs it with these options and requires an end with `status` whose last line holds all `parts`.
 void check_refused(std::vector<std::string> command, const std::vector<std::string>& options, int status,
-                   const std::vector<std::string>& parts) {
+                   const std::vector<std::string>& parts, const std::vector<std::string>& environment = {}) {
   command.insert(command.end(), options.begin(), options.end());
   std::string line = "dmoe";
   for (const std::string& word : command) line += " " + word;
   INFO(line);
-  const Finished run = run_dmoe(command);
+  const Finished run = run_dmoe(command, environment);
   INFO(run.err);
   CHECK(run.status.code == status);
   CHECK(run.status.signal == 0);
@@ -69,6 +69,16 @@ TEST_CASE("A data directory that cannot be made is refused by its name", "[e2e]"
     check_refused(command, {"--listen", "127.0.0.1:0", "--data-dir", file.string()}, 1, {file.string(), "--data-dir"});
   }
 }
+
+#ifdef NO_LOCKS_LIBRARY
+TEST_CASE("e11 A data directory on a file system without locks is refused and not called in use", "[e2e][e11]") {
+  const auto directory = test_directory();
+  for (const auto& command : node_commands()) {
+    check_refused(command, {"--listen", "127.0.0.1:0", "--data-dir", directory.path().string()}, 1,
+                  {directory.path().string(), "cannot lock files", "local disk"}, {"LD_PRELOAD=" NO_LOCKS_LIBRARY});
+  }
+}
+#endif
 
 TEST_CASE("A key file that cannot be used is refused with what to do", "[e2e]") {
   const auto directory = test_directory();

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <csignal>
+#include <iterator>
 #include <sstream>
 
 using namespace dmoe;
@@ -88,9 +89,47 @@ TEST_CASE("e10 A started server prints its key and addresses and how to join it"
   CHECK(contains(log, (directory.path() / "server" / "identity.pem").string()));
   CHECK(contains(log, server.ready().peer_id));
   CHECK(contains(log, "listening  " + server.address()));
-  CHECK(contains(log, "dmoe serve 'ffn.[0:1].[0:1]'"));
+  CHECK(contains(log, "dmoe serve ffn.1.0"));
   CHECK(contains(log, "--initial-peers " + server.address()));
   CHECK(contains(log, "Other machines cannot reach this loopback address"));
+}
+
+TEST_CASE("e10 The line that a started server prints for joining it works as it stands", "[e2e][e10]") {
+  const auto directory = test_directory();
+  RunningNode first(directory.path(), "first", small_server("ffn.[0:1].[0:1]"));
+  std::istringstream log(first.log());
+  std::string line;
+  while (std::getline(log, line) && line.find("--initial-peers") == std::string::npos) {
+  }
+  INFO(line);
+  std::erase(line, '\'');  // As a shell takes the quotes away.
+  std::istringstream words(line);
+  std::vector<std::string> arguments{std::istream_iterator<std::string>(words), {}};
+  REQUIRE(arguments.size() > 2);
+  REQUIRE(arguments.front() == "dmoe");
+  arguments.erase(arguments.begin());
+  const RunningNode second(directory.path(), "second", arguments);
+  const Finished listing = run_dmoe({"experts", "ffn", "--initial-peers", second.address(), "--json"});
+  INFO(listing.out << listing.err);
+  CHECK(listing.status.code == 0);
+  CHECK(contains(listing.out, first.ready().peer_id));
+}
+
+TEST_CASE("e9 Exactly the announced addresses are announced in whichever way they are given", "[e2e][e9]") {
+  const auto directory = test_directory();
+  const std::string a = "127.0.0.1:4040";
+  const std::string b = "192.0.2.1:4041";
+  const std::vector<std::vector<std::string>> ways{
+      {"--announce", a, b}, {"--announce", a, "--announce", b}, {"--announce", a + "," + b}};
+  for (const auto& way : ways) {
+    RunningNode server(directory.path(), "server", small_server("ffn.[0:1].[0:1]", way));
+    REQUIRE(server.ready().announced.size() == 2);
+    CHECK(net::to_string(server.ready().announced[0]) == a);
+    CHECK(net::to_string(server.ready().announced[1]) == b);
+    CHECK(contains(server.log(), a));
+    CHECK(contains(server.log(), b));
+    CHECK(server.process().stop(patience_ends()).code == 0);
+  }
 }
 
 TEST_CASE("A server says that it lives and is ready and counts calls over HTTP", "[e2e]") {

@@ -1,8 +1,11 @@
 #include "expert_server/batch_execution.hpp"
 #include "expert_server/task_pool.hpp"
 #include "tests/expert_server/fixtures.hpp"
+#include "tests/expert_server/log_capture.hpp"
 #include "tests/support/catch.hpp"
 
+#include <chrono>
+#include <cmath>
 #include <limits>
 
 using namespace dmoe;
@@ -234,4 +237,87 @@ TEST_CASE("expired and cancelled tasks are not part of a batch", "[pool]") {
   std::vector<Task> dropped;
   CHECK(pool.take_batch(std::chrono::steady_clock::now(), dropped).size() == 1);
   CHECK(dropped.size() == 2);
+}
+
+TEST_CASE("f2 a huge gradient is shortened before it meets its neighbour's and its caller still gets it whole",
+          "[batch][f2]") {
+  auto weight = torch::full({1}, 2.0).requires_grad_(true);
+  const auto backend = superstitious({{"weight", weight}});
+  const LogCapture log;
+  const auto one = torch::ones({1, 3});
+  for (const double huge : {1e30, -1e30, 1e6}) {
+    weight.detach().fill_(2);
+    Answers answers(2);
+    BatchMemory memory;
+    auto tasks = batch_of(answers, {one, one}, {torch::full({1, 3}, 1e-3), torch::full({1, 3}, huge)});
+    CHECK(execute_batch(*backend, Direction::kBackward, std::move(tasks), memory) == 0);
+    CHECK(torch::allclose(answers[0].value()[0], torch::full({1, 3}, 2e-3)));
+    CHECK(torch::allclose(answers[1].value()[0], torch::full({1, 3}, 2 * huge)));
+    // It teaches as a gradient of norm 1,000 in the same direction: the weight's gradient is the sum of its elements.
+    const double taught = std::copysign(1'000 * std::sqrt(3.0), huge);
+    CHECK(weight.item<double>() == Approx(2 - 0.1 * (taught + 3e-3)).epsilon(1e-4));
+  }
+  // Once a second, so perhaps not in the first of these batches.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds{30};
+  const auto logged = [&] { return log.warned_of("sent expert test.0 a gradient of norm"); };
+  while (!logged() && std::chrono::steady_clock::now() < end) {
+    Answers answers(1);
+    BatchMemory memory;
+    execute_batch(*backend, Direction::kBackward, batch_of(answers, {one}, {torch::full({1, 3}, 1e30)}), memory);
+  }
+  CHECK(logged());
+}
+
+TEST_CASE("f2 a gradient of usual length is used to the bit", "[batch][f2]") {
+  auto weight = torch::full({1}, 2.0).requires_grad_(true);
+  const auto backend = superstitious({{"weight", weight}});
+  Answers answers(1);
+  BatchMemory memory;
+  const auto gradient = torch::full({4, 3}, 500.0);  // √3 × 500 per row: below the limit.
+  execute_batch(*backend, Direction::kBackward, batch_of(answers, {torch::ones({4, 3})}, {gradient}), memory);
+  CHECK(torch::equal(answers[0].value()[0], gradient * 2));
+  CHECK(weight.item<float>() == Approx(2 - 0.1 * 6'000));
+}
+
+TEST_CASE("a3 what fails in a batch leaves its neighbours the bits and the step that they have without it",
+          "[batch][a3]") {
+  // One call's gradient overflows on its way back, another makes the expert throw.
+  const auto made = [](const at::Tensor& weight) {
+    return backend_of(std::make_unique<FunctionExpert>(
+        3,
+        [weight](const at::Tensor& x) {
+          if ((x.select(1, 0) == 13).any().item<bool>()) throw std::runtime_error("I fear 13");
+          return x * weight * 1e36;
+        },
+        std::vector<NamedTensor>{{"weight", weight}}));
+  };
+  Tensors inputs;
+  Tensors gradients;
+  for (int i = 0; i < 6; ++i) {
+    inputs.push_back(torch::randn({2, 3}));
+    gradients.push_back(1e-37 * torch::randn({2, 3}));
+  }
+  const auto run = [&](bool with_bad, std::vector<Outcome>& outcomes) {
+    const auto backend = made(torch::full({1}, 2.0).requires_grad_(true));
+    auto x = inputs;
+    auto g = gradients;
+    if (with_bad) {
+      x.push_back(torch::ones({2, 3}));
+      g.push_back(torch::full({2, 3}, 500.0));  // Short enough not to be clipped.
+      x.push_back(torch::full({2, 3}, 13.0));
+      g.push_back(torch::ones({2, 3}));
+    }
+    Answers answers(x.size());
+    BatchMemory memory;
+    CHECK(execute_batch(*backend, Direction::kBackward, batch_of(answers, x, g), memory) == (with_bad ? 2 : 0));
+    for (std::size_t i = 0; i < x.size(); ++i) outcomes.push_back(answers[i]);
+    CHECK(backend->updates() == 1);
+    return backend->snapshot().parameters.at(0).tensor;
+  };
+  std::vector<Outcome> with;
+  std::vector<Outcome> without;
+  CHECK(same_bits(run(true, with), run(false, without)));
+  for (std::size_t i = 0; i < inputs.size(); ++i) CHECK(same_bits(with[i].value()[0], without[i].value()[0]));
+  CHECK(with[6].error().code == Errc::kInvalidArgument);
+  CHECK(with[7].error().message.find("I fear 13") != std::string::npos);
 }

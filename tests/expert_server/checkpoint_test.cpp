@@ -6,6 +6,7 @@
 #include "expert_server/expert_host.hpp"
 #include "expert_server/safetensors.hpp"
 #include "tests/expert_server/fixtures.hpp"
+#include "tests/expert_server/log_capture.hpp"
 #include "tests/support/catch.hpp"
 
 #include <sys/resource.h>
@@ -149,7 +150,10 @@ TEST_CASE("d3 a damaged newest checkpoint falls back to the one before it", "[ch
   REQUIRE(store.save(backend->snapshot()).has_value());
   const auto newest = files_of(folder.path()).back();
   flip_bit(newest, fs::file_size(newest) - 9);
+  const LogCapture log;
   const auto loaded = store.load(uid("ffn.0.1"));
+  CHECK(log.warned_of(newest.string()));  // Loudly: which file, and what is wrong with it.
+  CHECK(log.warned_of("checksum"));
   REQUIRE(loaded.has_value());
   REQUIRE(loaded->has_value());
   CHECK((*loaded)->updates == 1);
@@ -249,7 +253,9 @@ TEST_CASE("d7 a checkpoint without optimizer state loads", "[checkpoint][d7]") {
   auto stripped = backend->snapshot();
   stripped.optimizer_state.clear();
   REQUIRE(store.save(stripped).has_value());
+  const LogCapture log;
   const auto restored = made(&store);
+  CHECK(log.warned_of("no optimizer state"));
   CHECK(restored->updates() == 2);
   CHECK(same_bits(restored->snapshot().parameters, backend->snapshot().parameters));
   teach(*restored, 1);
@@ -329,7 +335,7 @@ TEST_CASE("d11 a snapshot never mixes two steps", "[checkpoint][d11]") {
     while (!done) {
       Answers answers(1);
       auto task = answers.task(0, {torch::zeros({1, 1})}, {torch::full({1, 1}, -1.0)});
-      if (host.runtime().submit(expert, Direction::kBackward, task)) answers.wait_all();
+      if (host.runtimes().of(*expert).submit(expert, Direction::kBackward, task)) answers.wait_all();
     }
   });
   CheckpointStore reader(folder.path(), 3);
@@ -348,7 +354,10 @@ TEST_CASE("d11 a snapshot never mixes two steps", "[checkpoint][d11]") {
   host.stop(std::chrono::seconds{1});
 }
 
-TEST_CASE("a8 loading and unloading an expert gives its memory back", "[checkpoint][a8]") {
+namespace {
+
+/// Loads, teaches and unloads one expert again and again.
+void load_and_unload(int cycles) {
   const auto resident_kib = [] {
     std::ifstream statm("/proc/self/statm");
     std::uint64_t pages = 0;
@@ -366,16 +375,76 @@ TEST_CASE("a8 loading and unloading an expert gives its memory back", "[checkpoi
     REQUIRE(host.load(uid("ffn.0")).has_value());
     Answers answers(1);
     auto task = answers.task(0, {torch::randn({4, 128})}, {torch::randn({4, 128})});
-    REQUIRE(host.runtime().submit(host.table().find("ffn.0"), Direction::kBackward, task).has_value());
+    const auto expert = host.table().find("ffn.0");
+    REQUIRE(host.runtimes().of(*expert).submit(expert, Direction::kBackward, task).has_value());
     REQUIRE(answers.wait_all());
     host.unload(uid("ffn.0"));
   };
   for (int i = 0; i < 5; ++i) cycle();
   const auto before = resident_kib();
-  for (int i = 0; i < 100; ++i) cycle();
+  for (int i = 0; i < cycles; ++i) cycle();
   INFO("KiB before " << before << ", after " << resident_kib());
   // Each cycle touches about 8 MB: a leak of any of its tensors would show up many times over.
   CHECK(resident_kib() < before + 32 * 1'024);
+}
+
+}  // namespace
+
+TEST_CASE("a8 loading and unloading an expert gives its memory back", "[checkpoint][a8]") { load_and_unload(50); }
+
+TEST_CASE("a8 loading and unloading an expert 200 times gives its memory back", "[.long][a8]") { load_and_unload(200); }
+
+TEST_CASE("a8 weights keep the dtype of their file", "[checkpoint][a8]") {
+  const TemporaryFolder folder;
+  CheckpointStore store(folder.path(), 3);
+  const auto weight = torch::randn({3}, at::kDouble).requires_grad_(true);
+  const auto table = torch::ones({3}, at::kHalf);
+  const auto backend =
+      backend_of(std::make_unique<FunctionExpert>(
+                     3, [=](const at::Tensor& x) { return x * weight.to(at::kFloat) + table; },
+                     std::vector<NamedTensor>{{"weight", weight}}, std::vector<NamedTensor>{{"table", table}}),
+                 "test.0");
+  REQUIRE(store.save(backend->snapshot()).has_value());
+  const auto loaded = store.load(uid("test.0")).value().value();
+  CHECK(loaded.parameters.at(0).tensor.scalar_type() == at::kDouble);
+  CHECK(loaded.buffers.at(0).tensor.scalar_type() == at::kHalf);
+  REQUIRE(backend->restore(loaded).has_value());
+  CHECK(weight.scalar_type() == at::kDouble);
+  CHECK(same_bits(weight.detach(), loaded.parameters.at(0).tensor));
+}
+
+TEST_CASE("e17 checkpoints stay below their share of the disk and an experts newest is never deleted",
+          "[checkpoint][e17]") {
+  const TemporaryFolder folder;
+  auto first = made(nullptr)->snapshot();
+  auto second = first;
+  second.description.uid = uid("ffn.0.2");
+  CheckpointStore unlimited(folder.path(), 100);
+  REQUIRE(unlimited.save(first).has_value());
+  const auto one_file = fs::file_size(files_of(folder.path()).front());
+  const auto total = [&] {
+    std::uint64_t bytes = 0;
+    for (const auto& file : files_of(folder.path())) bytes += fs::file_size(file);
+    return bytes;
+  };
+  const auto limit = 5 * one_file;
+  CheckpointStore store(folder.path(), 100, limit);
+  for (int i = 0; i < 20; ++i) {  // Three times as much as fits.
+    first.updates = second.updates = static_cast<std::uint64_t>(i);
+    REQUIRE(store.save(i % 4 == 0 ? second : first).has_value());
+    CHECK(total() <= limit);
+    REQUIRE(store.load(first.description.uid).has_value());
+  }
+  CHECK(store.load(first.description.uid).value()->updates == 19);
+  CHECK(store.load(second.description.uid).value()->updates == 16);
+  CheckpointStore tight(folder.path(), 100, 2 * one_file);
+  const auto refused = tight.save(first);
+  REQUIRE(refused.has_error());
+  CHECK(refused.error().code == Errc::kUnavailable);
+  CHECK(refused.error().message.find("max_disk") != std::string::npos);
+  CHECK(tight.load(first.description.uid).value()->updates == 19);
+  CHECK(tight.load(second.description.uid).value()->updates == 16);
+  CHECK(files_of(folder.path()).size() == 2);
 }
 
 TEST_CASE("checkpoint files are listed and shown and verified and exported", "[checkpoint]") {

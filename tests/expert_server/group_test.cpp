@@ -60,6 +60,7 @@ std::vector<std::shared_ptr<HostedExpert>> ffn_experts(const std::string& optimi
   std::vector<std::shared_ptr<HostedExpert>> experts;
   OptimizerSettings settings;
   settings.kind = parse_optimizer(optimizer).value();
+  settings.epsilon = 1e-3;  // So that a step moves little where a gradient is next to nothing.
   for (std::size_t i = 0; i < kExperts; ++i) experts.push_back(hosted(builtin("ffn", 24, settings, i + 1)));
   return experts;
 }

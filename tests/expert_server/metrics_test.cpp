@@ -1,6 +1,5 @@
-// What /metrics says of each expert, and what log lines look like.
+// What /metrics says of each expert.
 #include "expert_server/expert_meters.hpp"
-#include "expert_server/log_format.hpp"
 #include "expert_server/server.hpp"
 #include "expert_server/staleness.hpp"
 #include "tests/expert_server/fixtures.hpp"
@@ -8,11 +7,9 @@
 #include "tests/expert_server/test_caller.hpp"
 #include "tests/support/catch.hpp"
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
 
-#include <sstream>
+#include <algorithm>
 
 using namespace dmoe;
 using namespace dmoe::expert_server;
@@ -97,28 +94,64 @@ TEST_CASE("staleness counts the updates since a callers forward pass", "[metrics
   CHECK(staleness.backward(999, 9) == std::optional<std::uint64_t>(0));
 }
 
-TEST_CASE("a log line in JSON is one object whatever the message holds", "[log]") {
-  std::ostringstream stream;
-  spdlog::logger logger("server", std::make_shared<spdlog::sinks::ostream_sink_mt>(stream));
-  CHECK(parse_log_format("xml").has_error());
-  set_log_format(logger, parse_log_format("json").value());
-  logger.warn("a \"quoted\"\nsecond line \xff");
-  logger.info("plain");
-  std::istringstream lines(stream.str());
-  std::string line;
-  REQUIRE(std::getline(lines, line));
-  const auto first = nlohmann::json::parse(line);
-  CHECK(first.at("level") == "warning");
-  CHECK(first.at("logger") == "server");
-  CHECK(first.at("message") == "a \"quoted\"\nsecond line \xEF\xBF\xBD");
-  const auto time = first.at("time").get<std::string>();
-  CHECK(time.size() == 24);
-  CHECK(time.back() == 'Z');
-  REQUIRE(std::getline(lines, line));
-  CHECK(nlohmann::json::parse(line).at("message") == "plain");
-  CHECK_FALSE(std::getline(lines, line));
-  stream.str("");
-  set_log_format(logger, LogFormat::kText);
-  logger.info("for people");
-  CHECK(stream.str().find("info for people") != std::string::npos);
+TEST_CASE("every figure of a server is there in total and for each expert", "[metrics]") {
+  ServerOptions options;
+  options.listen = {"127.0.0.1", 0};
+  options.expert_pattern = "ffn.[0:2]";
+  options.expert.hidden_dim = 8;
+  options.compute_threads = 1;
+  const auto server = Server::start(options).value();
+  const net::Endpoint endpoint{"127.0.0.1", server->port()};
+  TestCaller caller(endpoint);
+  const auto x = torch::randn({3, 8});
+  REQUIRE(caller.forward("ffn.1", {x}, 77).has_value());
+  REQUIRE(caller.backward("ffn.1", {x}, {x}, 76).has_value());
+  REQUIRE(caller.backward("ffn.1", {x}, {x}, 77).has_value());  // One update after its forward pass.
+  REQUIRE(caller.forward("ffn.1", {torch::zeros({1, 9})}).has_error());
+  const std::string way = R"({direction="backward",)";
+  const std::vector<std::pair<std::string, double>> least{
+      {R"(dmoe_expert_queued_calls)", 0},
+      {R"(dmoe_expert_queued_rows)", 0},
+      {R"(dmoe_expert_queue_seconds_count{direction="backward"})", 2},
+      {R"(dmoe_expert_batch_rows_sum{direction="backward"})", 6},
+      {R"(dmoe_expert_rows_total{direction="backward"})", 6},
+      {R"(dmoe_expert_bytes_total{direction="backward",way="in"})", 384},
+      {R"(dmoe_expert_bytes_total{direction="backward",way="out"})", 192},
+      {R"(dmoe_expert_calls_total{direction="forward",outcome="invalidArgument"})", 1},
+      {R"(dmoe_expert_calls_total{direction="backward",outcome="ok"})", 2},
+      {R"(dmoe_expert_calls_dropped_total)", 0},
+      {R"(dmoe_expert_updates_total)", 2},
+      {R"(dmoe_expert_staleness_updates_sum)", 1},
+      {R"(dmoe_expert_staleness_updates_count)", 1},
+      {"dmoe_per_expert_queued_calls" + way + R"(expert="ffn.1"})", 0},
+      {"dmoe_per_expert_wait_seconds_total" + way + R"(expert="ffn.1"})", 0},
+      {"dmoe_per_expert_batches_total" + way + R"(expert="ffn.1"})", 2},
+      {"dmoe_per_expert_rows_total" + way + R"(expert="ffn.1"})", 6},
+      {"dmoe_per_expert_calls_total" + way + R"(expert="ffn.1"})", 2},
+      {"dmoe_per_expert_bytes_total" + way + R"(expert="ffn.1",way="out"})", 192},
+      {R"(dmoe_per_expert_errors_total{code="invalidArgument",expert="ffn.1"})", 1},
+      {R"(dmoe_per_expert_updates_total{expert="ffn.1"})", 2},
+      {R"(dmoe_per_expert_staleness_updates_total{expert="ffn.1"})", 1},
+      {R"(dmoe_per_expert_staleness_calls_total{expert="ffn.1"})", 1}};
+  const std::vector<std::string> positive{R"(dmoe_expert_device_seconds_total{direction="backward"})",
+                                          R"(dmoe_expert_gradient_norm)",
+                                          "dmoe_per_expert_device_seconds_total" + way + R"(expert="ffn.1"})",
+                                          R"(dmoe_per_expert_gradient_norm{expert="ffn.1"})"};
+  std::string page;
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds{30};
+  const auto there = [&] {  // A call is answered before it is counted.
+    page = http_get(endpoint, "/metrics").body;
+    return std::all_of(least.begin(), least.end(),
+                       [&](const auto& one) { return value_of(page, one.first) >= one.second; });
+  };
+  while (!there() && std::chrono::steady_clock::now() < limit) {
+  }
+  for (const auto& [series, value] : least) {
+    INFO(series);
+    CHECK(value_of(page, series) >= value);
+  }
+  for (const auto& series : positive) {
+    INFO(series);
+    CHECK(value_of(page, series) > 0);
+  }
 }

@@ -81,7 +81,9 @@ TEST_CASE("an optimizer goes on exactly from its saved state", "[optimizer]") {
   for (int i = 0; i < 3; ++i) REQUIRE(optimizer.step({torch::randn({8})}).has_value());
   auto copy = weight.clone();
   Optimizer resumed(OptimizerSettings{}, {{"weight", copy}});
-  REQUIRE(resumed.load_state(optimizer.state()).has_value());
+  auto saved = optimizer.state();
+  for (auto& item : saved) item.tensor = item.tensor.clone();
+  REQUIRE(resumed.load_state(saved).has_value());
   const auto gradient = torch::randn({8});
   REQUIRE(optimizer.step({gradient}).has_value());
   REQUIRE(resumed.step({gradient}).has_value());

@@ -1,4 +1,5 @@
 // More experts than fit memory, and calls that hold more memory than there is.
+#include "expert_server/arriving_calls.hpp"
 #include "expert_server/expert_host.hpp"
 #include "expert_server/memory_budget.hpp"
 #include "expert_server/server.hpp"
@@ -34,7 +35,7 @@ std::string name_of(std::size_t i) { return "ffn." + std::to_string(i); }
 
 std::size_t resident_experts(ExpertHost& host) {
   std::size_t count = 0;
-  for (const auto& expert : host.table().all()) count += host.runtime().is_resident(*expert) ? 1 : 0;
+  for (const auto& expert : host.table().all()) count += host.runtimes().of(*expert).is_resident(*expert) ? 1 : 0;
   return count;
 }
 
@@ -42,7 +43,9 @@ Outcome call(ExpertHost& host, std::size_t i, const at::Tensor& x, bool backward
   Answers answers(1);
   auto task = backward ? answers.task(0, {x}, {torch::ones_like(x)}) : answers.task(0, {x});
   const auto queued =
-      host.runtime().submit(host.table().find(name_of(i)), backward ? Direction::kBackward : Direction::kForward, task);
+      host.runtimes()
+          .of(*host.table().find(name_of(i)))
+          .submit(host.table().find(name_of(i)), backward ? Direction::kBackward : Direction::kForward, task);
   if (!queued) return queued.error();
   if (!answers.wait_all()) return Error{Errc::kDeadlineExceeded, "no answer", {}};
   return answers[0];
@@ -129,7 +132,10 @@ TEST_CASE("what waits for an expert on disk is answered when the server stops", 
   Answers answers(12);
   for (std::size_t i = 0; i < 12; ++i) {
     auto task = answers.task(i, {torch::ones({1, 8})});
-    REQUIRE(host.runtime().submit(host.table().find(name_of(i % 3)), Direction::kForward, task).has_value());
+    REQUIRE(host.runtimes()
+                .of(*host.table().find(name_of(i % 3)))
+                .submit(host.table().find(name_of(i % 3)), Direction::kForward, task)
+                .has_value());
   }
   host.stop(0ms);
   CHECK(answers.wait_all());
@@ -164,7 +170,8 @@ TEST_CASE("calls are refused with a time to come back before memory runs out", "
   options.compute_threads = 1;
   options.seed = 7;
   options.max_connections = 16;
-  options.max_memory = 9UL * 1024 * 1024;  // Half of it is for the batch: two calls of 1 MiB and their answers.
+  options.max_memory = 9UL * 1024 * 1024;  // A quarter of it is for what arrives: two calls of 1 MiB.
+  options.memory_patience = 1ms;           // Refused rather than waited for.
   auto server = Server::start(options);
   REQUIRE(server.has_value());
   const net::Endpoint endpoint{"127.0.0.1", (*server)->port()};
@@ -198,6 +205,61 @@ TEST_CASE("calls are refused with a time to come back before memory runs out", "
   options.max_memory = 0;
   options.max_resident_experts = 2;
   CHECK(Server::start(options).error().message.find("data_dir") != std::string::npos);
+}
+
+TEST_CASE("a10 calls that together exceed the memory wait their turn and are all answered", "[memory][server][a10]") {
+  ServerOptions options;
+  options.listen = {"127.0.0.1", 0};
+  options.expert_pattern = "nop.[0:1]";
+  options.expert.architecture = "nop";
+  options.expert.hidden_dim = 1'024;
+  options.expert.max_batch_size = 256;
+  options.compute_threads = 1;
+  options.io_threads = 2;
+  options.max_connections = 16;
+  options.max_memory = 9UL * 1024 * 1024;
+  options.memory_patience = 60s;
+  auto server = Server::start(options);
+  REQUIRE(server.has_value());
+  const net::Endpoint endpoint{"127.0.0.1", (*server)->port()};
+  constexpr int kCallers = 12;  // Of 1 MiB a call; two fit.
+  std::atomic<int> answered{0};
+  std::vector<std::thread> callers;
+  for (int c = 0; c < kCallers; ++c) {
+    callers.emplace_back([&, c] {
+      TestCaller caller(endpoint);
+      const auto input = torch::full({256, 1'024}, double(c));
+      for (int i = 0; i < 4; ++i) {
+        const auto outcome = caller.forward("nop.0", {input});
+        if (outcome && torch::equal((*outcome)[0], input)) ++answered;
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  CHECK(answered == 4 * kCallers);
+}
+
+TEST_CASE("memory that is given back is offered to those who wait for it", "[memory]") {
+  const auto budget = std::make_shared<MemoryBudget>(100);
+  ArrivingCalls arriving(budget);
+  CHECK(arriving.take(26).error().code == Errc::kInvalidArgument);  // A quarter, whoever else is there.
+  auto frame = arriving.take(20);
+  REQUIRE(frame.has_value());
+  CHECK(budget->used() == 20);
+  CHECK(arriving.take(10).error().code == Errc::kOverloaded);
+  int called = 0;
+  arriving.when_freed([&] { ++called; });
+  CHECK(called == 0);
+  frame = Error{};
+  CHECK(called == 1);
+  CHECK(budget->used() == 0);
+  CHECK(arriving.take(10).has_value());
+  CHECK(called == 1);  // Once.
+  {
+    const auto answers = budget->take(90);
+    CHECK(arriving.take(20).error().code == Errc::kOverloaded);
+  }
+  CHECK(arriving.take(20).has_value());
 }
 
 TEST_CASE("a server with more experts than it may hold announces and answers all of them", "[residency][server]") {

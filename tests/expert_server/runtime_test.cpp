@@ -98,6 +98,32 @@ TEST_CASE("expired tasks never reach the device", "[runtime]") {
   CHECK(*computed == 0);
 }
 
+TEST_CASE("cancelled tasks never reach the device and their neighbours do", "[runtime]") {
+  auto rows = std::make_shared<std::atomic<std::int64_t>>(0);
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
+  const auto expert = hosted(backend_of(std::make_unique<FunctionExpert>(3, [rows](const at::Tensor& x) {
+    *rows += x.size(0);
+    return x + 1;
+  })));
+  Answers gone(2);
+  Answers kept(1);
+  Roadblock block(runtime);
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto task = gone.task(i, {torch::zeros({5, 3})});
+    REQUIRE(runtime.submit(expert, Direction::kForward, task).has_value());
+  }
+  auto task = kept.task(0, {torch::zeros({2, 3})});
+  REQUIRE(runtime.submit(expert, Direction::kForward, task).has_value());
+  gone.cancel();
+  block.release();
+  REQUIRE(gone.wait_all());
+  REQUIRE(kept.wait_all());
+  CHECK(gone[0].error().code == Errc::kCancelled);
+  CHECK(gone[1].error().code == Errc::kCancelled);
+  CHECK(kept[0].has_value());
+  CHECK(*rows == 2);
+}
+
 TEST_CASE("a1 one throwing call leaves the device and other experts at work", "[runtime]") {
   Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
   const auto moody = hosted(backend_of(std::make_unique<FunctionExpert>(3, [](const at::Tensor& x) {

@@ -43,19 +43,24 @@ Result<Info> TestCaller::info(const std::string& uid) {
   auto reply = start([uid](auto call, auto&) { call.initInfo().setUid(uid); }).get();
   if (!reply) return reply.error();
   const auto reader = reply->reader().getInfo();
-  Info info{reader.getArchitecture().cStr(), reader.getMaxBatchSize(), reader.getUpdates(), {}};
+  Info info{reader.getArchitecture().cStr(), reader.getMaxBatchSize(), reader.getUpdates(), {}, {}};
   for (const auto spec : reader.getInputs()) {
     const auto shape = spec.getShape();
     info.input_shapes.emplace_back();
     for (const auto size : shape) info.input_shapes.back().push_back(size);
   }
+  for (const auto spec : reader.getOutputs()) {
+    info.output_shapes.emplace_back();
+    for (const auto size : spec.getShape()) info.output_shapes.back().push_back(size);
+  }
   return info;
 }
 
-std::future<Outcome> TestCaller::start_forward(const std::string& uid, const Tensors& inputs) {
+std::future<Outcome> TestCaller::start_forward(const std::string& uid, const Tensors& inputs, std::uint64_t seed) {
   auto reply = start([&](auto call, auto& attachments) {
     auto forward = call.initForward();
     forward.setUid(uid);
+    forward.setRngSeed(seed);
     net::encode_tensors(inputs, forward.initInputs(static_cast<unsigned>(inputs.size())), attachments).value();
   });
   return std::async(std::launch::deferred, [reply = std::move(reply)]() mutable -> Outcome {
@@ -65,11 +70,13 @@ std::future<Outcome> TestCaller::start_forward(const std::string& uid, const Ten
   });
 }
 
-Outcome TestCaller::backward(const std::string& uid, const Tensors& inputs, const Tensors& grad_outputs) {
+Outcome TestCaller::backward(const std::string& uid, const Tensors& inputs, const Tensors& grad_outputs,
+                             std::uint64_t seed) {
   auto answer =
       start([&](auto call, auto& attachments) {
         auto backward = call.initBackward();
         backward.setUid(uid);
+        backward.setRngSeed(seed);
         net::encode_tensors(inputs, backward.initInputs(static_cast<unsigned>(inputs.size())), attachments).value();
         net::encode_tensors(grad_outputs, backward.initGradOutputs(static_cast<unsigned>(grad_outputs.size())),
                             attachments)

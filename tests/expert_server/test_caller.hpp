@@ -18,6 +18,7 @@ struct Info {
   std::uint32_t max_batch_size = 0;
   std::uint64_t updates = 0;
   std::vector<std::vector<std::int64_t>> input_shapes;
+  std::vector<std::vector<std::int64_t>> output_shapes;
 };
 
 class TestCaller {
@@ -28,9 +29,11 @@ class TestCaller {
   TestCaller& operator=(const TestCaller&) = delete;
 
   Result<Info> info(const std::string& uid);
-  Outcome forward(const std::string& uid, const Tensors& inputs) { return start_forward(uid, inputs).get(); }
-  Outcome backward(const std::string& uid, const Tensors& inputs, const Tensors& grad_outputs);
-  std::future<Outcome> start_forward(const std::string& uid, const Tensors& inputs);
+  Outcome forward(const std::string& uid, const Tensors& inputs, std::uint64_t seed = 0) {
+    return start_forward(uid, inputs, seed).get();
+  }
+  Outcome backward(const std::string& uid, const Tensors& inputs, const Tensors& grad_outputs, std::uint64_t seed = 0);
+  std::future<Outcome> start_forward(const std::string& uid, const Tensors& inputs, std::uint64_t seed = 0);
 
  private:
   using Fill = std::function<void(net::schema::Call::Builder, net::Attachments&)>;

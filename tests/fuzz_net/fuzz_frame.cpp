@@ -17,6 +17,7 @@ std::uint64_t sum(capnp::List<schema::Tensor>::Reader tensors) {
   for (const auto tensor : tensors) {
     for (const auto size : tensor.getShape()) total += static_cast<std::uint64_t>(size);
     for (const auto byte : tensor.getData()) total += byte;
+    total += static_cast<std::uint64_t>(tensor.getCompression());
   }
   return total;
 }
@@ -39,6 +40,7 @@ std::uint64_t sum(schema::Reply::Reader reply) {
       std::uint64_t total = reply.getInfo().getUid().size() + reply.getInfo().getArchitecture().size();
       for (const auto spec : reply.getInfo().getInputs()) total += spec.getShape().size();
       for (const auto spec : reply.getInfo().getOutputs()) total += spec.getShape().size();
+      for (const auto offered : reply.getInfo().getCompressions()) total += static_cast<std::uint64_t>(offered);
       return total;
     }
     case schema::Reply::FORWARD: return sum(reply.getForward());

@@ -1,6 +1,7 @@
 // Frames that lie, sent over a real socket: the sender loses its connection, the server serves on.
 // f9 (a replayed backward is applied once) does not fit yet: calls carry no proof of who made them, so a replay on a
 // new connection is just another call. It needs authentication first.
+#include "net/metrics.hpp"
 #include "net/rpc_message.hpp"
 #include "tests/net/raw_peer.hpp"
 #include "tests/net/rpc_fixture.hpp"
@@ -9,9 +10,15 @@
 #include <capnp/any.h>
 #include <capnp/serialize.h>
 
+#include <prometheus/gauge.h>
+
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <memory>
+#include <vector>
 
 using namespace dmoe;
 using namespace dmoe::test;
@@ -307,4 +314,38 @@ TEST_CASE("a4 peers that leave in the middle of a frame leave nothing behind", "
   }
   check_alive(server);
   CHECK(calls == 1);
+}
+
+TEST_CASE("a4 two hundred peers that fall silent in the middle of a frame are let go and others are served meanwhile",
+          "[hostile][a4]") {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  net::Metrics metrics;
+  net::RpcServerOptions options;
+  options.idle_timeout = 400ms;
+  options.metrics = &metrics;
+  TestServer server(echo, options);
+  net::RpcClientOptions client_options;
+  client_options.keepalive = 50ms;
+  TestClient client(client_options);
+  const auto serves = [&] {
+    auto future = client.forward(server.endpoint(), "ffn.0.0", 0, "x");
+    return get(future).has_value();
+  };
+  CHECK(serves());
+  const auto files_before = open_files();
+  std::vector<std::unique_ptr<RawWebSocket>> silent;  // As after a power cut: no byte more, not even of the end.
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(std::make_unique<RawWebSocket>(server.endpoint().port));
+    silent.back()->send_raw(std::string("\x82\xfe\x10\x00\x00\x00\x00\x00", 8) + std::string(100, '\0'));
+  }
+  bool always_served = true;
+  wait_until([&] {
+    always_served = always_served && serves();
+    return metrics.gauge("dmoe_rpc_connections", "").Value() == 1;
+  });
+  CHECK(always_served);
+  silent.clear();
+  wait_until([&] { return open_files() == files_before; });
 }

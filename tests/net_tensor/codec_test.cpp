@@ -1,21 +1,18 @@
 // Tensors through the codec and over a real socket.
 #include "net/tensor_codec.hpp"
 
-#include "net/outgoing_frame.hpp"
-#include "net/received_frame.hpp"
 #include "tests/net/rpc_fixture.hpp"
+#include "tests/net_tensor/arrived_frame.hpp"
 #include "tests/support/catch.hpp"
 
 #include <torch/autograd.h>
 #include <torch/types.h>
 
-#include <cstring>
 #include <limits>
 
 using namespace dmoe;
 using namespace dmoe::test;
 using net::OutgoingFrame;
-using net::ReceivedFrame;
 
 namespace {
 
@@ -26,26 +23,12 @@ at::Tensor sample(at::ScalarType type, const std::vector<std::int64_t>& sizes) {
   return (torch::rand(sizes) * 200).to(type);
 }
 
-/// The frame as it arrives.
-std::shared_ptr<const ReceivedFrame> send(OutgoingFrame& frame) {
-  REQUIRE(frame.finish(net::kDefaultMaxFrameBytes).has_value());
-  net::FrameBuffer buffer(net::kDefaultMaxFrameBytes);
-  for (const auto& part : frame.buffers()) {
-    std::memcpy(buffer.prepare(part.size()).data(), part.data(), part.size());
-    buffer.commit(part.size());
-  }
-  auto received = ReceivedFrame::parse(std::move(buffer), ReceivedFrame::From::kServer);
-  INFO((received.has_error() ? received.error().message : ""));
-  REQUIRE(received.has_value());
-  return *received;
-}
-
 Result<std::vector<at::Tensor>> through_the_wire(const std::vector<at::Tensor>& tensors) {
   OutgoingFrame frame;
   auto list = frame.root().initReplies(1)[0].initForward(static_cast<unsigned>(tensors.size()));
   const auto encoded = net::encode_tensors(tensors, list, frame.attachments());
   if (encoded.has_error()) return encoded.error();
-  const auto received = send(frame);
+  const auto received = as_arrived(frame);
   return net::decode_tensors(received->root().getReplies()[0].getForward(), received);
 }
 
@@ -62,7 +45,7 @@ Result<at::Tensor> decode(net::schema::DType type, const std::vector<std::int64_
   auto sizes = tensor.initShape(static_cast<unsigned>(shape.size()));
   for (unsigned i = 0; i < shape.size(); ++i) sizes.set(i, shape[i]);
   tensor.initData(static_cast<unsigned>(bytes));
-  const auto received = send(frame);
+  const auto received = as_arrived(frame);
   return net::decode_tensor(received->root().getReplies()[0].getForward()[0], received);
 }
 
@@ -113,7 +96,7 @@ TEST_CASE("bytes of a contiguous tensor are sent from and decoded in place", "[c
   OutgoingFrame frame;
   REQUIRE(
       net::encode_tensor(tensor, frame.root().initReplies(1)[0].initForward(1)[0], frame.attachments()).has_value());
-  const auto received = send(frame);
+  const auto received = as_arrived(frame);
   bool sent_in_place = false;
   for (const auto& part : frame.buffers()) sent_in_place = sent_in_place || part.data() == tensor.data_ptr();
   CHECK(sent_in_place);
@@ -142,7 +125,7 @@ TEST_CASE("an encoded tensor may be dropped before its frame is sent", "[codec]"
     REQUIRE(
         net::encode_tensor(gone, frame.root().initReplies(1)[0].initForward(1)[0], frame.attachments()).has_value());
   }
-  const auto received = send(frame);
+  const auto received = as_arrived(frame);
   const auto decoded = net::decode_tensor(received->root().getReplies()[0].getForward()[0], received);
   REQUIRE(decoded.has_value());
   CHECK(torch::equal(*decoded, expected));

@@ -10,7 +10,7 @@ namespace spdlog {
 class logger;
 }
 
-namespace dmoe::expert_server {
+namespace dmoe::cli {
 
 enum class LogFormat {
   kText,  ///< For people: time, level, message.
@@ -24,4 +24,4 @@ Result<LogFormat> parse_log_format(const std::string& name);
 /// For every sink of `logger`; spdlog's own default logger is spdlog::default_logger(). Not while others log to it.
 void set_log_format(spdlog::logger& logger, LogFormat format);
 
-}  // namespace dmoe::expert_server
+}  // namespace dmoe::cli

@@ -1,4 +1,4 @@
-#include "expert_server/log_format.hpp"
+#include "cli/log_format.hpp"
 
 #include <spdlog/formatter.h>
 #include <spdlog/pattern_formatter.h>
@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-namespace dmoe::expert_server {
+namespace dmoe::cli {
 namespace {
 
 std::string_view text_of(const spdlog::string_view_t& text) { return {text.data(), text.size()}; }
@@ -65,4 +65,4 @@ void set_log_format(spdlog::logger& logger, LogFormat format) {
   }
 }
 
-}  // namespace dmoe::expert_server
+}  // namespace dmoe::cli
