@@ -110,11 +110,12 @@ std::vector<torch::Tensor> DMoEImpl::gate_logits(const Rows& rows) {
 }
 
 torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& logits) {
-  const auto answers = call(rows, logits, /*capacity_factor=*/0);
+  const auto answers = call(rows, logits, {0, is_training() && options_.gate_balance_rate() > 0});
   return rows.shaped(mix(logits, answers.cells, answers.answered, answers.outputs));
 }
 
-DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tensor>& logits, double capacity_factor) {
+DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tensor>& logits,
+                                 const RoutingLimits& limits) {
   const auto detached = search_logits(logits);
   const auto biased = gate->choice_logits(detached);
 
@@ -123,7 +124,7 @@ DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tens
   Answers result;
   {
     const torch::NoGradGuard no_grad;
-    ForwardPass pass(*client_, *search_, options_, rows.sent, biased, rows.row_shape, {capacity_factor});
+    ForwardPass pass(*client_, *search_, options_, rows.sent, biased, rows.row_shape, limits);
     const auto account = [&](bool returned) {
       counters_->update([&](LayerStats& stats) {
         pass.pass().add_to(stats);
@@ -155,12 +156,12 @@ DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tens
   bool wanted = is_training();
   for (const auto& tensor : rows.inputs) wanted = wanted || tensor.requires_grad();
   if (wanted && !answers.calls.empty()) {
-    const BackwardLimits limits{options_.backward_k_min(), options_.backward_timeout(), options_.timeout_after_k_min(),
-                                options_.straggler_patience()};
+    const BackwardLimits backward{options_.backward_k_min(), options_.backward_timeout(),
+                                  options_.timeout_after_k_min(), options_.straggler_patience()};
     record_remote("DMoE", outputs, rows.inputs,
-                  [client = client_, counters = counters_, limits,
+                  [client = client_, counters = counters_, backward,
                    kept = std::make_shared<const MixtureAnswers>(std::move(answers))](const auto& grad_outputs) {
-                    BackwardPass pass(*client, limits, *kept, grad_outputs.front());
+                    BackwardPass pass(*client, backward, *kept, grad_outputs.front());
                     auto gradients = pass.run();
                     counters->update([&](LayerStats& stats) {
                       pass.pass().add_to(stats);

@@ -22,6 +22,7 @@
 namespace dmoe {
 
 class LayerCounters;
+struct RoutingLimits;
 namespace gating {
 class BeamResult;
 }
@@ -145,7 +146,7 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
   struct Rows;
   struct Answers;
   torch::Tensor run(const Rows& rows, const std::vector<torch::Tensor>& logits);
-  Answers call(const Rows& rows, const std::vector<torch::Tensor>& logits, double capacity_factor);
+  Answers call(const Rows& rows, const std::vector<torch::Tensor>& logits, const RoutingLimits& limits);
   void note_choices(const gating::BeamResult& choices, const std::vector<torch::Tensor>& logits);
   std::vector<torch::Tensor> gate_logits(const Rows& rows);
   Rows flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const;

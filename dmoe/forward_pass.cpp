@@ -99,6 +99,7 @@ MixtureAnswers ForwardPass::run() {
 void ForwardPass::choose_all() {
   std::vector<std::int64_t> all(static_cast<std::size_t>(rows_));
   std::iota(all.begin(), all.end(), 0);
+  if (limits_.whole_grid) search_.look_everywhere(start_ + (deadline_ - start_) / 4);
   choices_ = search(all, static_cast<std::size_t>(k_));
   const auto& found = *choices_;
   known_experts_ = found.experts();

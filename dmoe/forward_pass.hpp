@@ -19,6 +19,9 @@ struct RoutingLimits {
   /// Rows that one expert takes: this times an even share of all rows, rounded up; those whose choice ranks lower there
   /// are over its capacity and go to nobody. 0: no limit.
   double capacity_factor = 0;
+  /// Whether all live experts of the grid must be known, not only those that could be chosen: where the load of all
+  /// counts.
+  bool whole_grid = false;
 };
 
 /// The rows that one expert answered, kept for backward.

@@ -39,7 +39,8 @@ struct LayerStats {
 struct RoutingStats {
   std::uint64_t rows = 0;                     ///< That chose; each up to k_best experts.
   std::map<ExpertUid, std::uint64_t> chosen;  ///< Rows that chose each expert, whatever became of the call.
-  std::size_t live_experts = 0;               ///< At the latest forward.
+  /// Known at the latest forward: those that could be chosen, or all with a balancing bias and in a SwitchDMoE.
+  std::size_t live_experts = 0;
   /// Mean over rows of the entropy, in nats, of the mixture over the chosen experts: log(k_best) where they weigh the
   /// same, 0 where one has all the weight.
   double entropy = 0;

@@ -1,5 +1,6 @@
 #include "dmoe/switch_dmoe.hpp"
 
+#include "dmoe/forward_pass.hpp"
 #include "dmoe/layer_rows.hpp"
 #include "dmoe/routing.hpp"
 
@@ -46,7 +47,7 @@ std::pair<torch::Tensor, torch::Tensor> SwitchDMoEImpl::forward_balanced(const t
   auto rows = layer->flatten(input, {});
   rows.gate_input = jittered(rows.gate_input);
   const auto logits = layer->gate_logits(rows);
-  const auto answers = layer->call(rows, logits, options_.capacity_factor());
+  const auto answers = layer->call(rows, logits, {options_.capacity_factor(), /*whole_grid=*/true});
   const auto device = logits.front().device();
 
   const auto live = live_cells(answers.choices, logits.size()).to(device);

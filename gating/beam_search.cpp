@@ -96,6 +96,27 @@ BeamResult BeamSearch::search(std::span<const float* const> logits, std::size_t 
   return result;
 }
 
+bool BeamSearch::look_everywhere(TimePoint deadline) {
+  std::size_t left = options_.max_lookups;
+  for (std::size_t round = 0; round < kMaxRounds; ++round) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto known = table(now, true);
+    if (!known->has_unknown()) return known->failed_prefixes() == 0;
+    std::vector<ExpertPrefix> prefixes;
+    if (known->root_unknown()) prefixes.push_back({grid_, {}});
+    for (std::size_t depth = 0; depth < grid_size_.size() && !known->root_unknown(); ++depth) {
+      const auto& nodes = known->depths()[depth];
+      for (ExpertTable::Node node = 0; node < nodes.size(); ++node) {
+        if (nodes.unknown[node] != 0) prefixes.push_back(known->prefix_of(depth, node));
+      }
+    }
+    if (now >= deadline || prefixes.empty() || prefixes.size() > left) return false;
+    left -= prefixes.size();
+    cache_.fetch(prefixes, deadline);
+  }
+  return false;
+}
+
 std::shared_ptr<const ExpertTable> BeamSearch::table(TimePoint now, bool with_bans) {
   if (!with_bans) return ExpertTable::build(grid_, grid_size_, cache_, nullptr, now);
   {

@@ -98,6 +98,11 @@ class BeamSearch {
   /// chosen. @param k > 0.
   BeamResult search(std::span<const float* const> logits, std::size_t rows, std::size_t k, TimePoint deadline);
 
+  /// Asks about every prefix that nobody asked about yet. A search asks only about those that could matter for its
+  /// rows; after this its result's experts() are all that live. Blocks as `search`; sends nothing when all is known.
+  /// @return false: the deadline, a cap or an unanswered lookup left some prefixes out.
+  bool look_everywhere(TimePoint deadline);
+
   /// What is banned is skipped; when nothing else is left, it is tried anyway.
   BanList& bans() noexcept { return *bans_; }
   const std::string& grid() const noexcept { return grid_; }

@@ -150,6 +150,22 @@ TEST_CASE("a cold search of a 2-d grid asks at most twice and a warm one not at 
   CHECK(chosen(warm, 7) == chosen(cold, 7));
 }
 
+TEST_CASE("every live expert is known after looking everywhere and then nothing more is asked", "[gating]") {
+  std::mt19937_64 random(test::seed());
+  for (const auto& grid : std::vector<std::vector<std::size_t>>{{40}, {16, 16}, {6, 5, 4}}) {
+    const auto experts = random_experts(grid, 60, random);
+    const auto directory = directory_of(experts);
+    BeamSearch search(directory, "ffn", grid);
+    CHECK(search.look_everywhere(soon()));
+    const auto asked = search.total_lookups();
+    const auto logits = random_logits(grid, 3, random);
+    const auto result = search.search(logits.pointers(), 3, 1, soon());
+    CHECK(result.experts() == experts.size());
+    CHECK(search.look_everywhere(soon()));
+    CHECK(search.total_lookups() == asked);
+  }
+}
+
 TEST_CASE("a long second dimension costs lookups by first coordinate only", "[gating][g4]") {
   std::mt19937_64 random(test::seed());
   const std::vector<std::size_t> grid{3, 1000};
