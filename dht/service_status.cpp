@@ -7,7 +7,8 @@
 
 namespace dmoe::dht {
 
-ServiceStatus::ServiceStatus(net::Metrics& metrics, std::string peer_id) : metrics_(metrics), peer_id_(std::move(peer_id)) {
+ServiceStatus::ServiceStatus(net::Metrics& metrics, std::string peer_id)
+    : metrics_(metrics), peer_id_(std::move(peer_id)) {
   metrics_.before_serialize([this] { refresh_gauges(); });
   refresh_gauges();
 }
