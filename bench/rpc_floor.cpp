@@ -160,12 +160,19 @@ Latency tcp_echo(std::size_t bytes, std::size_t in_flight, Seconds duration) {
   return {percentile(samples, 0.5), percentile(samples, 0.99), static_cast<double>(samples.size()) / taken.count()};
 }
 
-double tcp_stream_gb_per_s(std::size_t bytes, Seconds duration) {
-  constexpr std::size_t kPieces[] = {64UL << 10U, 256UL << 10U, 1UL << 20U, std::numeric_limits<std::size_t>::max()};
-  double best = 0;
-  for (const auto piece : kPieces) {
-    auto samples = exchange(bytes, 1, 1, duration / std::size(kPieces), piece);
-    best = std::max(best, static_cast<double>(bytes) / (percentile(samples, 0.5) * 1e3));
+double tcp_stream_gb_per_s(std::size_t bytes, std::size_t piece, Seconds duration) {
+  auto samples = exchange(bytes, 1, 1, duration, piece);
+  return static_cast<double>(bytes) / (percentile(samples, 0.5) * 1e3);
+}
+
+std::size_t best_stream_piece(std::size_t bytes, Seconds duration) {
+  const std::size_t pieces[] = {64UL << 10U, 256UL << 10U, 1UL << 20U, bytes};
+  std::size_t best = bytes;
+  double best_rate = 0;
+  for (const auto piece : pieces) {
+    const double rate = tcp_stream_gb_per_s(bytes, piece, duration / std::size(pieces));
+    if (rate > best_rate) best = piece;
+    best_rate = std::max(best_rate, rate);
   }
   return best;
 }

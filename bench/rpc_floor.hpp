@@ -18,8 +18,11 @@ struct Latency {
 /// messages are on their way at a time: each reply is followed by the next message.
 Latency tcp_echo(std::size_t bytes, std::size_t in_flight, Seconds duration);
 
-/// Bytes per second, in 1e9, of messages of `bytes` one way, in huge pages; each is acknowledged by one byte, as a call
-/// is by its reply. The best of what a program may do: whole messages in one system call, or 64 KiB to 1 MiB a call.
-double tcp_stream_gb_per_s(std::size_t bytes, Seconds duration);
+/// Bytes a system call with which messages of `bytes` travel fastest here: from 64 KiB to the whole message.
+std::size_t best_stream_piece(std::size_t bytes, Seconds duration);
+
+/// Bytes per second, in 1e9, of messages of `bytes` one way, in huge pages, `piece` bytes a system call; each is
+/// acknowledged by one byte, as a call is by its reply.
+double tcp_stream_gb_per_s(std::size_t bytes, std::size_t piece, Seconds duration);
 
 }  // namespace dmoe::bench

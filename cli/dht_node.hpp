@@ -4,7 +4,7 @@
 #include "cli/io_thread.hpp"
 
 #include "dht/service.hpp"
-#include "expert_server/dht_status.hpp"
+#include "dht/service_status.hpp"
 #include "net/error.hpp"
 #include "net/identity.hpp"
 #include "net/metrics.hpp"
@@ -41,7 +41,7 @@ class DhtNode {
 
   std::atomic<bool> ready_{false};
   net::Metrics metrics_;
-  expert_server::DhtStatus status_;
+  dht::ServiceStatus status_;
   IoThread io_;  // Ends before what its handlers use, after what runs on it.
   std::unique_ptr<net::RpcServer> http_;
   std::unique_ptr<dht::Service> service_;

@@ -187,13 +187,17 @@ Lookup::Candidate* Lookup::next_to_ask(Search& search) {
   return nullptr;
 }
 
+/// Whoever seeks a record and found none asks suspects as well: an honest node may have named many that just died.
 bool Lookup::is_exhausted(const Search& search) const {
+  const bool may_skip_suspects = !options_.want_records || search.holders != 0;
   for (const bool even_crowd : {false, true}) {
     Crowd crowd;
     std::size_t answered = 0;
     for (const Candidate& known : search.candidates) {
       if (known.state == State::kFailed || (!even_crowd && !crowd.admits(known.subnet))) continue;
-      if (known.state == State::kNew && is_suspect(known) && answered >= options_.width / 2) continue;
+      if (may_skip_suspects && known.state == State::kNew && is_suspect(known) && answered >= options_.width / 2) {
+        continue;
+      }
       if (known.state != State::kAnswered) return false;
       if (++answered >= options_.width) return true;
     }

@@ -11,6 +11,7 @@ constexpr std::size_t kWideWindow = 256;
 constexpr Duration kWideNetwork = std::chrono::milliseconds{20};
 constexpr Duration kShortestFailure = std::chrono::milliseconds{200};
 constexpr Duration kLongestFailure = std::chrono::milliseconds{3'000};
+constexpr Duration kStalled = std::chrono::milliseconds{20};  // A timer so late was not the peer's fault.
 constexpr Duration kCookieFresh = std::chrono::minutes{4};    // Shorter than any cookie's life.
 constexpr std::uint16_t kUnheardAllowed = 8;                  // Requests to a silent address that others named …
 constexpr Duration kUnheardWindow = std::chrono::minutes{1};  // … in this time.
@@ -131,14 +132,29 @@ void Requests::arm() {
 }
 
 void Requests::on_timer() {
-  armed_.reset();
   const TimePoint now = clock_.now();
+  const Duration late = now - *armed_;
+  armed_.reset();
+  if (late > kStalled) forgive(late);
   while (!stopped_ && !wakes_.empty() && wakes_.top().when <= now) {
     const std::uint64_t transaction = wakes_.top().transaction;
     wakes_.pop();
     look_at(transaction);
   }
   if (!stopped_) arm();
+}
+
+/// Who did not run could not hear: what came meanwhile still lies in the socket's buffer. Nobody is taken for slow or
+/// dead for the time that this node itself missed.
+void Requests::forgive(Duration late) {
+  std::priority_queue<Wake, std::vector<Wake>, std::greater<>> wakes;
+  for (; !wakes_.empty(); wakes_.pop()) wakes.push({wakes_.top().when + late, wakes_.top().transaction});
+  wakes_ = std::move(wakes);
+  for (auto& [transaction, flight] : in_flight_) {
+    flight->first_sent += late;
+    flight->last_sent += late;
+    flight->fails += late;
+  }
 }
 
 void Requests::look_at(std::uint64_t transaction) {

@@ -84,6 +84,7 @@ class Requests {
   void wake_at(TimePoint when, std::uint64_t transaction);
   void arm();
   void on_timer();
+  void forgive(Duration late);
   void look_at(std::uint64_t transaction);
   void leave_window(Flight& flight);
   void fail(std::uint64_t transaction);

@@ -73,7 +73,9 @@ std::size_t answer(const ExpertBackend& backend, std::vector<Task>& tasks, const
     auto own = rows_of(results, first, task.rows, all);
     first += task.rows;
     if (task.gradient_divisor != 1) {
-      for (auto& gradient : own) gradient = gradient.mul(task.gradient_divisor);
+      for (auto& gradient : own) {
+        if (gradient.is_floating_point()) gradient = gradient.mul(task.gradient_divisor);
+      }
     }
     if (!finite(own)) {
       ++failed;

@@ -1,6 +1,5 @@
 #include "expert_server/fresh_weights.hpp"
 
-#include "expert_server/large_pages.hpp"
 #include "expert_server/parallel_range.hpp"
 #include "expert_server/uniform_fill.hpp"
 
@@ -25,7 +24,6 @@ std::uint64_t next_seed() {
 
 at::Tensor drawn(at::IntArrayRef sizes, float bound) {
   auto tensor = at::empty(sizes, at::kFloat);
-  prefer_large_pages(tensor);
   if (!draws_weights) return tensor;
   const auto seed = next_seed();
   auto* values = tensor.data_ptr<float>();

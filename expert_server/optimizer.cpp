@@ -2,7 +2,6 @@
 
 #include "expert_server/device_steps.hpp"
 #include "expert_server/invalid.hpp"
-#include "expert_server/large_pages.hpp"
 #include "expert_server/optimizer_steps.hpp"
 
 #include <torch/types.h>
@@ -166,7 +165,6 @@ Result<double> Optimizer::step(const std::vector<ParameterGradient>& gradients, 
 void Optimizer::prepare(Slot& slot) const {
   while (slot.state.size() < state_names().size()) {
     slot.state.push_back(at::zeros_like(slot.parameter.tensor));
-    prefer_large_pages(slot.state.back());
   }
   ++slot.step;
 }

@@ -15,16 +15,19 @@ namespace {
 
 constexpr std::chrono::seconds kLogPeriod{1};
 
+/// Outputs of whole numbers have gradients that are of whole numbers, and teach nothing.
+bool teaches(const at::Tensor& gradient) { return gradient.is_floating_point() && gradient.numel() > 0; }
+
 /// In double: the square of a float may exceed float.
 double norm_of(const std::vector<at::Tensor>& gradients) {
   double largest = 0;
   for (const auto& gradient : gradients) {
-    if (gradient.numel() > 0) largest = std::max(largest, gradient.abs().max().item<double>());
+    if (teaches(gradient)) largest = std::max(largest, gradient.abs().max().item<double>());
   }
   if (largest == 0) return 0;
   double squares = 0;
   for (const auto& gradient : gradients) {
-    if (gradient.numel() == 0) continue;
+    if (!teaches(gradient)) continue;
     const double norm = gradient.div(largest).norm().item<double>();
     squares += norm * norm;
   }
@@ -35,6 +38,7 @@ double norm_of(const std::vector<at::Tensor>& gradients) {
 bool may_exceed(const std::vector<at::Tensor>& gradients, double limit) {
   double squares = 0;
   for (const auto& gradient : gradients) {
+    if (!teaches(gradient)) continue;
     const double norm = gradient.norm().item<double>();  // Inf when the squares are too large for the type.
     squares += norm * norm;
   }
@@ -56,7 +60,9 @@ void clip_gradients(Task& task, const std::string& expert) {
   const double norm = norm_of(task.grad_outputs);
   if (norm <= limit) return;
   task.gradient_divisor = norm / limit;
-  for (auto& gradient : task.grad_outputs) gradient = gradient.div(task.gradient_divisor);
+  for (auto& gradient : task.grad_outputs) {
+    if (teaches(gradient)) gradient = gradient.div(task.gradient_divisor);
+  }
   if (!may_log_now()) return;
   spdlog::warn("{} sent expert {} a gradient of norm {:.3g} for {} rows: it teaches as one of {:.3g}",
                task.reply->caller(), expert, norm, task.rows, limit);

@@ -2,7 +2,6 @@
 
 #include "expert_server/file_io.hpp"
 #include "expert_server/file_stream.hpp"
-#include "expert_server/large_pages.hpp"
 #include "expert_server/sha256_stream.hpp"
 
 #include <torch/types.h>
@@ -321,7 +320,6 @@ static Result<SafetensorsContent> read_body(const fs::path& path, bool require_c
   for (auto& entry : header->entries) {  // Bounded by the file's size, which was compared with their sum.
     const auto& tensor = content.tensors.emplace_back(
         NamedTensor{std::move(entry.name), at::empty(entry.shape, at::TensorOptions(entry.dtype))});
-    prefer_large_pages(tensor.tensor);
     if (auto done = stream.take(bytes_of(tensor.tensor)); !done) return done.error();
   }
   if (signed_text && digest.finish_hex() != content.metadata[kChecksumKey]) {

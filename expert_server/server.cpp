@@ -287,7 +287,7 @@ class Server::Impl {
   ExpertHost host_;
   std::shared_ptr<MemoryBudget> budget_;
   CallHandler handler_;
-  DhtStatus dht_status_;
+  dht::ServiceStatus dht_status_;
   StatusSources sources_;
   net::RpcClient client_;  ///< For calls to itself and to rivals for a UID.
   ServerPorts ports_;

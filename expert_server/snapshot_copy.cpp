@@ -1,7 +1,5 @@
 #include "expert_server/snapshot_copy.hpp"
 
-#include "expert_server/large_pages.hpp"
-
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -33,7 +31,6 @@ std::vector<NamedTensor> SnapshotCopy::reserve(const std::vector<NamedTensor>& l
   for (const auto& item : live) {
     auto from = item.tensor.detach().contiguous();
     auto to = at::empty(from.sizes(), from.scalar_type());
-    prefer_large_pages(to);
     copies.push_back({item.name, to});
     pairs_.push_back({std::move(from), std::move(to)});
   }

@@ -1,7 +1,7 @@
 // What plain HTTP shows of a server.
 #pragma once
 
-#include "expert_server/dht_status.hpp"
+#include "dht/service_status.hpp"
 #include "expert_server/expert_host.hpp"
 #include "expert_server/reach_check.hpp"
 #include "net/metrics.hpp"
@@ -17,7 +17,7 @@ struct StatusSources {
   ExpertHost& host;
   std::atomic<bool> ready{false};  ///< Announced, and not stopping.
   std::string peer_id;
-  DhtStatus& dht;
+  dht::ServiceStatus& dht;
   std::atomic<const ReachCheck*> reach{nullptr};  ///< Once the endpoints are known.
 };
 

@@ -14,7 +14,7 @@ namespace {
 /// What the format holds at most, as magnitude bits.
 std::uint32_t most_in(Compression compression) noexcept {
   if (compression == Compression::kFloat16) return kMostInFloat16;
-  return compression == Compression::kBfloat16 ? kMostInBfloat16 : kInfinityBits - 1;
+  return compression == Compression::kBfloat16 ? kMostInBfloat16 : kMostInInt8;
 }
 
 }  // namespace

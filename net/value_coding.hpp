@@ -13,6 +13,7 @@ std::uint32_t largest_magnitude(const float* values, std::size_t count) noexcept
 inline constexpr std::uint32_t kInfinityBits = 0x7F800000;
 inline constexpr std::uint32_t kMostInBfloat16 = 0x7F7F7FFF;  ///< The next rounds to infinity.
 inline constexpr std::uint32_t kMostInFloat16 = 0x477FE000;   ///< 65504.
+inline constexpr std::uint32_t kMostInInt8 = 0x7F000000;      ///< 2^127: 127 times its scale is surely finite.
 
 // Rounded to nearest, ties to even. @pre no magnitude is above the format's.
 void to_float16(const float* values, std::size_t count, std::uint16_t* coded) noexcept;
@@ -23,7 +24,7 @@ void from_bfloat16(const std::uint16_t* coded, std::size_t count, float* values)
 
 inline std::size_t int8_blocks(std::size_t count) noexcept { return (count + kInt8Block - 1) / kInt8Block; }
 /// Per block of kInt8Block values, the last perhaps shorter: scale = largest magnitude / 127, value ≈ scale * coded.
-/// @pre all finite. @param scales int8_blocks(count) of them.
+/// @pre no magnitude is above kMostInInt8. @param scales int8_blocks(count) of them.
 void to_int8(const float* values, std::size_t count, float* scales, std::int8_t* coded) noexcept;
 void from_int8(const float* scales, const std::int8_t* coded, std::size_t count, float* values) noexcept;
 

@@ -34,7 +34,9 @@ std::vector<Message> samples(std::mt19937_64& random) {
   reply.conflict = node(false).address;
   for (int i = 0; i < 5; ++i) reply.nodes.push_back(node(i < 3));
   reply.found = {{0, false, 7, {record(20)}}, {2, true, 1, {record(30)}}};
-  reply.acks = {Ack::kStored, Ack::kQuota};
+  reply.found[0].from = 3;
+  for (int i = 0; i < 7; ++i) reply.found[0].tags.push_back(static_cast<std::uint16_t>(random()));
+  reply.acks = {Ack::kStored, Ack::kUnreachable};
   reply.proof = net::Signature{};
   Reply part;
   part.part = Part{896, 2'000, std::vector<std::uint8_t>(896, 9)};
@@ -42,7 +44,7 @@ std::vector<Message> samples(std::mt19937_64& random) {
   header.record.value.clear();
   std::vector<Message> messages(8);
   messages[0].body = Ping{};
-  messages[1].body = Find{{some_key(), some_key()}, 8, true, true, 0};
+  messages[1].body = Find{{some_key(), some_key()}, 8, true, true, 0, {128, 7}};
   messages[2].body = Store{{record(100), record(200)}, true};
   messages[3].body = Chunk{header, 560, std::vector<std::uint8_t>(560, 1)};
   messages[4].body = Fetch{some_key(), signer.public_key(), "sub", 9, 896};
@@ -85,12 +87,31 @@ TEST_CASE("Budgets are upper bounds of what a message takes", "[dht][wire]") {
       std::size_t budget = kReplyOverhead;
       for (const auto& node : reply->nodes) budget += node_size(node.address);
       for (const auto& found : reply->found) {
-        budget += kKeyRecordsOverhead;
+        budget += kKeyRecordsOverhead + (found.tags.size() * sizeof(std::uint16_t) + 7) / 8 * 8;
         for (const auto& record : found.records) budget += record_size(record);
       }
       CHECK(buffer.bytes().size() <= budget);
     }
   }
+}
+
+TEST_CASE("Tags that are not one for each record are refused", "[dht][wire]") {
+  Reply reply;
+  reply.done_keys = 1;
+  reply.found = {{0, false, 70, {}}};
+  Message message;
+  for (const std::size_t tags : {std::size_t{0}, std::size_t{69}, std::size_t{70}}) {
+    reply.found[0].tags.assign(tags, 5);
+    message.body = reply;
+    Buffer buffer;
+    REQUIRE(encode(message, buffer));
+    CHECK(decode(buffer.bytes()).has_value() == (tags == 0));  // Seventy are more than a reply may have.
+  }
+  reply.found[0] = {0, false, 3, {}, 0, {1, 2, 3}};
+  message.body = reply;
+  Buffer buffer;
+  REQUIRE(encode(message, buffer));
+  CHECK(decode(buffer.bytes()).has_value());
 }
 
 TEST_CASE("Bytes changed at random never do harm", "[dht][wire][fuzz]") {

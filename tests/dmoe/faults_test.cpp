@@ -117,7 +117,7 @@ TEST_CASE("a killed server is asked once and then left alone", "[dmoe][b25]") {
 
 TEST_CASE("a hung server costs one grace time and is then left alone", "[dmoe][b25]") {
   Swarm swarm(2, {8}, 4);
-  auto layer = swarm.layer(swarm.options().timeout_after_k_min(200ms));
+  auto layer = swarm.layer(swarm.options().k_best(8).timeout_after_k_min(200ms));
   const auto input = random_input(16, 4);
   (void)layer->forward(input);
   swarm.host(1).set_fault(Fault::kSilent, Fault::kSilent);

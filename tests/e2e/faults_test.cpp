@@ -288,11 +288,11 @@ TEST_CASE("A server that was killed leaves a trace of its calls that can be read
     }
     return names;
   };
-  REQUIRE(eventually([&] { return parts().size() >= 6; }));
+  REQUIRE(eventually([&] { return parts().size() >= 9; }));
   server.process().send(SIGKILL);
   REQUIRE(server.process().wait(patience_ends()).has_value());
   const auto names = parts();
   for (const char* name : {"queue ffn.0.0", "device ffn.0.0", "reply ffn.0.0"}) {
-    CHECK(std::count(names.begin(), names.end(), name) == 2);  // Forward and backward.
+    CHECK(std::count(names.begin(), names.end(), name) == 3);  // Its own before it announces, forward and backward.
   }
 }

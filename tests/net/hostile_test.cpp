@@ -323,11 +323,11 @@ TEST_CASE("a4 two hundred peers that fall silent in the middle of a frame are le
   };
   net::Metrics metrics;
   net::RpcServerOptions options;
-  options.idle_timeout = 400ms;
+  options.idle_timeout = 1s;
   options.metrics = &metrics;
   TestServer server(echo, options);
   net::RpcClientOptions client_options;
-  client_options.keepalive = 50ms;
+  client_options.keepalive = 400ms;
   TestClient client(client_options);
   const auto serves = [&] {
     auto future = client.forward(server.endpoint(), "ffn.0.0", 0, "x");

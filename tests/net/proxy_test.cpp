@@ -22,7 +22,7 @@ TEST_CASE("e13 by default both sides ping before a proxy's usual sixty seconds a
 TEST_CASE("e13 an idle client pings", "[proxy][e13]") {
   RawListener listener;
   net::RpcClientOptions options;
-  options.keepalive = 30ms;
+  options.keepalive = 150ms;
   TestClient client(options);
   auto unanswered = client.forward({"127.0.0.1", listener.port()}, "ffn.0.0", 0, "x");
   namespace websocket = boost::beast::websocket;
@@ -50,8 +50,8 @@ TEST_CASE("e13 a connection through a proxy outlives its idle time and still car
   net::RpcServerOptions server_options;
   server_options.metrics = &metrics;
   TestServer server(echo, server_options);
-  constexpr auto kCutAfter = 2'000ms;
-  constexpr auto kPing = 50ms;
+  constexpr auto kCutAfter = 1'500ms;
+  constexpr auto kPing = 300ms;
   Relay relay(server.endpoint().port, kCutAfter);
   net::RpcClientOptions options;
   options.keepalive = kPing;
@@ -61,7 +61,7 @@ TEST_CASE("e13 a connection through a proxy outlives its idle time and still car
   CHECK(get(first).has_value());
   // So many pings take longer than the proxy waits.
   const auto before = relay.pieces_to_target();
-  wait_until([&] { return relay.pieces_to_target() >= before + kCutAfter / kPing + 10; });
+  wait_until([&] { return relay.pieces_to_target() >= before + kCutAfter / kPing + 3; });
   auto second = client.forward(proxy, "ffn.0.0", 0, "y");
   const auto reply = get(second);
   REQUIRE(reply.has_value());
@@ -71,12 +71,10 @@ TEST_CASE("e13 a connection through a proxy outlives its idle time and still car
   CHECK(metrics.counter("dmoe_rpc_connections_accepted_total", "").Value() == 1);
 }
 
-TEST_CASE("e13 sixty-four mebibytes pass a proxy both ways and pings between them", "[proxy][e13][a12]") {
+TEST_CASE("e13 sixty-four mebibytes pass a proxy both ways", "[proxy][e13][a12]") {
   TestServer server(echo);
   Relay relay(server.endpoint().port, 60s);
-  net::RpcClientOptions options;
-  options.keepalive = 10ms;
-  TestClient client(options);
+  TestClient client;
   std::string bytes(64UL << 20U, 'x');
   bytes.front() = 'a';
   bytes.back() = 'z';

@@ -1,25 +1,26 @@
-#include "expert_server/dht_status.hpp"
+#include "dht/service_status.hpp"
 
 #include <prometheus/gauge.h>
 #include <nlohmann/json.hpp>
 
 #include <utility>
 
-namespace dmoe::expert_server {
+namespace dmoe::dht {
 
-DhtStatus::DhtStatus(net::Metrics& metrics, std::string peer_id) : metrics_(metrics), peer_id_(std::move(peer_id)) {
+ServiceStatus::ServiceStatus(net::Metrics& metrics, std::string peer_id)
+    : metrics_(metrics), peer_id_(std::move(peer_id)) {
   metrics_.before_serialize([this] { refresh_gauges(); });
   refresh_gauges();
 }
 
-void DhtStatus::watch(dht::Service& service) {
+void ServiceStatus::watch(Service& service) {
   service_ = &service;
   refresh();
 }
 
-dht::ServiceStats DhtStatus::refresh() {
-  if (dht::Service* service = service_) {
-    service->stats([latest = latest_](const dht::ServiceStats& stats) {
+ServiceStats ServiceStatus::refresh() {
+  if (Service* service = service_) {
+    service->stats([latest = latest_](const ServiceStats& stats) {
       const std::lock_guard lock(latest->mutex);
       latest->stats = stats;
     });
@@ -28,8 +29,8 @@ dht::ServiceStats DhtStatus::refresh() {
   return latest_->stats;
 }
 
-void DhtStatus::refresh_gauges() {
-  const dht::ServiceStats stats = refresh();
+void ServiceStatus::refresh_gauges() {
+  const ServiceStats stats = refresh();
   const auto show = [this](const char* name, const char* help, auto value) {
     metrics_.gauge(name, help).Set(static_cast<double>(value));
   };
@@ -41,8 +42,8 @@ void DhtStatus::refresh_gauges() {
        stats.datagrams_refused);
 }
 
-net::HttpResponse DhtStatus::describe(bool ready) {
-  const dht::ServiceStats stats = refresh();
+net::HttpResponse ServiceStatus::describe(bool ready) {
+  const ServiceStats stats = refresh();
   const nlohmann::ordered_json json{{"peer_id", peer_id_},
                                     {"ready", ready},
                                     {"nodes_known", stats.known_nodes},
@@ -53,4 +54,4 @@ net::HttpResponse DhtStatus::describe(bool ready) {
   return {200, "application/json", json.dump() + "\n"};
 }
 
-}  // namespace dmoe::expert_server
+}  // namespace dmoe::dht

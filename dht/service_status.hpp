@@ -10,34 +10,34 @@
 #include <mutex>
 #include <string>
 
-namespace dmoe::expert_server {
+namespace dmoe::dht {
 
 /// The node's figures as JSON and as gauges. Thread-safe. It never waits for the node: it shows the latest snapshot,
 /// after asking for a newer one, which an idle node takes at once.
-class DhtStatus {
+class ServiceStatus {
  public:
   /// `metrics` outlives this, and serializes only while this lives.
-  DhtStatus(net::Metrics& metrics, std::string peer_id);
+  ServiceStatus(net::Metrics& metrics, std::string peer_id);
 
   /// From now on; until then all figures are 0. `service` is valid as long as anything is shown.
-  void watch(dht::Service& service);
+  void watch(Service& service);
   /// GET /api/v1/dht, which `dmoe dht stats` reads.
   net::HttpResponse describe(bool ready);
 
  private:
-  dht::ServiceStats refresh();
+  ServiceStats refresh();
   void refresh_gauges();
 
   /// Shared with snapshots under way; the node's strand writes it.
   struct Latest {
     std::mutex mutex;
-    dht::ServiceStats stats;
+    ServiceStats stats;
   };
 
   net::Metrics& metrics_;
   const std::string peer_id_;
-  std::atomic<dht::Service*> service_{nullptr};
+  std::atomic<Service*> service_{nullptr};
   const std::shared_ptr<Latest> latest_ = std::make_shared<Latest>();
 };
 
-}  // namespace dmoe::expert_server
+}  // namespace dmoe::dht
