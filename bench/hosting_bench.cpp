@@ -111,14 +111,13 @@ void measure_startup(Reporter& reporter, std::int64_t hidden) {
                               {"pss_mb", memory}});
 }
 
-/// Many clients of many experts, each on its own connection.
+/// Many clients of the many experts of a server of its own process, each on its own connection.
 class Crowd {
  public:
-  Crowd(ClientThread& thread, std::int64_t hidden, int experts, int clients, int threads) : experts_(experts) {
-    expert_server::ExpertOptions expert;
-    expert.hidden_dim = hidden;
-    server_ = serve(expert, "ffn.[0:" + std::to_string(experts) + "]", threads);
-    for (int i = 0; i < clients; ++i) clients_.push_back(std::make_unique<ExpertClient>(thread, server_->port()));
+  /// `threads`: compute threads of the server; 0: its default.
+  Crowd(ClientThread& thread, std::int64_t hidden, int experts, int clients, int threads)
+      : experts_(experts), server_(arguments(hidden, experts, threads)) {
+    for (int i = 0; i < clients; ++i) clients_.push_back(std::make_unique<ExpertClient>(thread, server_.port()));
   }
 
   void forward(int client, const at::Tensor& x) { of(client).forward(uid(client), x); }
@@ -128,12 +127,19 @@ class Crowd {
   ExpertClient& of(int client) { return *clients_[static_cast<std::size_t>(client)]; }
   std::string uid(int client) const { return "ffn." + std::to_string(client % experts_); }
 
+  static std::vector<std::string> arguments(std::int64_t hidden, int experts, int threads) {
+    std::vector<std::string> all{"ffn.[0:" + std::to_string(experts) + "]", "--hidden-dim", std::to_string(hidden)};
+    if (threads > 0) all.insert(all.end(), {"--threads", std::to_string(threads)});
+    return all;
+  }
+
   int experts_;
-  std::unique_ptr<expert_server::Server> server_;
+  ServeProcess server_;
   std::vector<std::unique_ptr<ExpertClient>> clients_;
 };
 
-/// The same load with several numbers of compute threads, by turns.
+/// The same load with several numbers of compute threads, by turns. The servers are processes: how many threads
+/// OpenBLAS takes is a setting of a whole process.
 void measure_threads(const Options& options, Reporter& reporter) {
   constexpr std::int64_t kHidden = 256;
   constexpr int kExperts = 16;

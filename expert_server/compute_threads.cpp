@@ -47,8 +47,23 @@ int effective_compute_threads(int requested) {
   return quota > 0 ? std::min(cores, quota) : cores;
 }
 
+int ThreadChoice::observe(std::chrono::duration<double> time, double cores, double others) {
+  const auto follow = [&](double& average, std::chrono::duration<double> memory) {
+    average += (others - average) * (1 - std::exp(-time / memory));
+  };
+  follow(short_average_, kShort);
+  follow(long_average_, kLong);
+  const auto fitting = [&](double free, double share) { return static_cast<int>(std::floor(free + 1 - share)); };
+  const int kept = fitting(cores - short_average_, kKept);
+  const int taken = fitting(cores - std::max(short_average_, long_average_), kTaken);
+  now_ = std::clamp(std::max(taken, std::min(now_, kept)), 1, most_);
+  return now_;
+}
+
 ThreadGovernor::ThreadGovernor(int requested)
-    : most_(effective_compute_threads(requested)), fixed_(requested > 0 || most_ == 1), now_(most_), last_(look()) {}
+    : fixed_(requested > 0 || effective_compute_threads(requested) == 1),
+      choice_(effective_compute_threads(requested)),
+      last_(look()) {}
 
 ThreadGovernor::Sample ThreadGovernor::look() {
   Sample sample;
@@ -71,23 +86,16 @@ ThreadGovernor::Sample ThreadGovernor::look() {
   return sample;
 }
 
-int ThreadGovernor::fitting(int most, double cores, double others) {
-  // A thread more only where most of a core is free; the rest is what looking coarsely at the clock gets wrong.
-  return std::clamp(static_cast<int>(std::floor(cores - others + 0.35)), 1, most);
-}
-
 int ThreadGovernor::threads() {
-  if (fixed_) return now_;
-  const auto since = std::chrono::steady_clock::now() - last_.time;
-  if (since < kPeriod) return now_;
+  if (fixed_ || std::chrono::steady_clock::now() - last_.time < kPeriod) return choice_.threads();
   const auto sample = look();
-  if (since <= kLongest && sample.cores > 0 && last_.cores > 0) {
-    const auto seconds = std::chrono::duration<double>(sample.time - last_.time).count();
-    const auto others = std::max(0.0, (sample.busy - last_.busy) - (sample.own - last_.own)) / seconds;
-    now_ = fitting(most_, sample.cores, others);
+  if (sample.cores > 0 && last_.cores > 0) {
+    const std::chrono::duration<double> time = sample.time - last_.time;
+    const auto others = std::max(0.0, (sample.busy - last_.busy) - (sample.own - last_.own)) / time.count();
+    choice_.observe(time, sample.cores, others);
   }
   last_ = sample;
-  return now_;
+  return choice_.threads();
 }
 
 void use_compute_threads(int threads) {

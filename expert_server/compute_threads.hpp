@@ -13,6 +13,29 @@ int effective_compute_threads(int requested);
 /// Both are settings of the whole process in part: one device thread should own them.
 void use_compute_threads(int threads);
 
+/// Chooses a number of compute threads from what other processes do, slowly enough not to follow each of their pauses:
+/// programs that share a machine would otherwise all take the core that one of them left for a moment. Not thread-safe.
+class ThreadChoice {
+ public:
+  /// Begins with `most` threads.
+  explicit ThreadChoice(int most) noexcept : most_(most), now_(most) {}
+
+  int threads() const noexcept { return now_; }
+  /// During the last `time`, others kept `others` of `cores` busy on average.    @return threads from now on.
+  int observe(std::chrono::duration<double> time, double cores, double others);
+
+ private:
+  static constexpr std::chrono::duration<double> kShort{0.3};  ///< Memory of the average that takes threads away.
+  static constexpr std::chrono::duration<double> kLong{2.0};   ///< And of the one that must agree to a thread more.
+  static constexpr double kKept = 0.5;   ///< A thread is kept while this much of its core is free …
+  static constexpr double kTaken = 0.8;  ///< … and one more is taken when this much is.
+
+  const int most_;
+  int now_;
+  double short_average_ = 0;
+  double long_average_ = 0;
+};
+
 /// How many compute threads this process should use now, on a machine that it shares.
 ///
 /// A parallel loop ends when its last thread does, and the others spin until then: with more threads than free cores a
@@ -27,12 +50,8 @@ class ThreadGovernor {
   /// To be called before a batch; looks at the machine at most every kPeriod.
   int threads();
 
-  /// Threads for `cores` of which other processes keep `others` busy on average.
-  static int fitting(int most, double cores, double others);
-
  private:
   static constexpr std::chrono::milliseconds kPeriod{100};
-  static constexpr std::chrono::seconds kLongest{3};  ///< A server that slept longer than that looks anew.
 
   struct Sample {
     std::chrono::steady_clock::time_point time;
@@ -42,9 +61,8 @@ class ThreadGovernor {
   };
   static Sample look();
 
-  const int most_;
   const bool fixed_;
-  int now_;
+  ThreadChoice choice_;
   Sample last_;
 };
 

@@ -255,12 +255,17 @@ TEST_CASE("d11 a snapshot that is copied in pieces is of the step at which it be
 }
 
 TEST_CASE("g1 a server uses the cores that other processes leave free", "[group][g1]") {
-  CHECK(ThreadGovernor::fitting(2, 2, 0) == 2);
-  CHECK(ThreadGovernor::fitting(2, 2, 0.3) == 2);
-  CHECK(ThreadGovernor::fitting(2, 2, 1) == 1);
-  CHECK(ThreadGovernor::fitting(2, 2, 2.5) == 1);
-  CHECK(ThreadGovernor::fitting(16, 16, 3) == 13);
-  CHECK(ThreadGovernor::fitting(4, 16, 3) == 4);
+  const auto after = [](int most, double cores, double others) {
+    ThreadChoice choice(most);
+    for (int i = 0; i < 100; ++i) choice.observe(100ms, cores, others);
+    return choice.threads();
+  };
+  CHECK(after(2, 2, 0) == 2);
+  CHECK(after(2, 2, 0.3) == 2);
+  CHECK(after(2, 2, 1) == 1);
+  CHECK(after(2, 2, 2.5) == 1);
+  CHECK(after(16, 16, 3) == 13);
+  CHECK(after(4, 16, 3) == 4);
   ThreadGovernor told(3);
   CHECK(told.threads() == 3);
   ThreadGovernor free(0);
@@ -268,4 +273,26 @@ TEST_CASE("g1 a server uses the cores that other processes leave free", "[group]
     const auto threads = free.threads();
     CHECK((threads >= 1 && threads <= effective_compute_threads(0)));
   }
+}
+
+TEST_CASE("g1 a core that others leave for moments is not taken, one that they leave for good is", "[group][g1]") {
+  ThreadChoice choice(2);
+  for (int i = 0; i < 5; ++i) choice.observe(100ms, 2, 1);
+  REQUIRE(choice.threads() == 1);
+  for (int i = 0; i < 100; ++i) {
+    const bool pause = i % 4 == 3;
+    CHECK(choice.observe(100ms, 2, pause ? 0 : 1) == 1);
+  }
+  int periods = 0;
+  while (choice.observe(100ms, 2, 0) == 1) ++periods;
+  CHECK(periods > 10);
+  CHECK(periods < 60);
+}
+
+TEST_CASE("g1 a machine whose clock counts coarsely does not make the number of threads flutter", "[group][g1]") {
+  ThreadChoice choice(2);
+  for (int i = 0; i < 100; ++i) CHECK(choice.observe(100ms, 2, i % 2 == 0 ? 0.8 : 0) == 2);  // 0.4 on average.
+  ThreadChoice careful(2);
+  for (int i = 0; i < 20; ++i) careful.observe(100ms, 2, 1);
+  for (int i = 0; i < 100; ++i) CHECK(careful.observe(100ms, 2, i % 2 == 0 ? 0.8 : 0) == 1);
 }
