@@ -1,4 +1,5 @@
 // Writing and reading checkpoints against dd on the same disk, and what calls notice of a checkpoint being written.
+#include "bench/scratch_folder.hpp"
 #include "bench/served_expert.hpp"
 #include "bench/suite.hpp"
 #include "expert_server/checkpoint_store.hpp"
@@ -17,7 +18,6 @@
 #include <functional>
 #include <future>
 #include <mutex>
-#include <random>
 
 extern char** environ;
 
@@ -33,24 +33,6 @@ constexpr int kServingClients = 4;
 constexpr std::int64_t kServingRows = 4;
 
 double seconds_after(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-/// A folder on the disk that TMPDIR names, removed at the end.
-class ScratchFolder {
- public:
-  ScratchFolder() : path_(fs::temp_directory_path() / ("dmoe-bench-" + std::to_string(std::random_device{}()))) {
-    fs::create_directories(path_);
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const fs::path& path() const noexcept { return path_; }
-
- private:
-  fs::path path_;
-};
 
 /// Seconds that `dd` takes.
 double dd_seconds(std::vector<std::string> arguments) {

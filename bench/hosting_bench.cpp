@@ -1,5 +1,6 @@
 // A server of many experts: how soon it answers and what it holds, with how many threads it is fastest, and at how many
 // busy experts it is full.
+#include "bench/scratch_folder.hpp"
 #include "bench/served_expert.hpp"
 #include "bench/suite.hpp"
 #include "expert_server/compute_threads.hpp"
@@ -39,7 +40,8 @@ class ServeProcess {
     const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmoe";
     int ready[2];
     if (::pipe(ready) != 0) throw std::runtime_error("cannot make a pipe");
-    std::vector<std::string> arguments{program.string(), "serve", "--listen", "127.0.0.1:0", "--ready-fd", "3"};
+    std::vector<std::string> arguments{program.string(), "serve", "--listen",   "127.0.0.1:0",
+                                       "--ready-fd",     "3",     "--data-dir", data_.path().string()};
     arguments.insert(arguments.end(), options.begin(), options.end());
     std::vector<char*> pointers;
     for (auto& argument : arguments) pointers.push_back(argument.data());
@@ -82,6 +84,7 @@ class ServeProcess {
   }
 
  private:
+  const ScratchFolder data_;
   pid_t pid_ = 0;
   std::uint16_t port_ = 0;
 };
