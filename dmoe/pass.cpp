@@ -110,7 +110,8 @@ void Pass::give_up_rest(const PassEvents& events, bool settled) {
   }
 }
 
-/// A server that answered something is alive, so only its late experts are left alone.
+/// A server that answered something, here or to another pass of this client, is alive, so only its late experts are
+/// left alone.
 void Pass::blame_silent() {
   std::map<net::PeerId, bool> answered;
   for (std::size_t i = 0; i < batch_.size(); ++i) {
@@ -120,7 +121,7 @@ void Pass::blame_silent() {
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
     const auto& call = batch_.call(i);
-    const bool alone = !answered[call.server->peer];
+    const bool alone = !answered[call.server->peer] && !client_.health().heard_since(*call.server, batch_.sent(i));
     client_.usual_times(!call.grad_outputs.empty()).given_up(call.uid, batch_.waited(i));
     if (alone && !said.insert(call.server->peer).second) continue;
     if (!is_conspicuous(i)) {

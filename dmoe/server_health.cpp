@@ -9,6 +9,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace dmoe {
 namespace {
@@ -16,7 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using ServerPtr = std::shared_ptr<const dht::ServerAddress>;
 
-constexpr int kMaxProbes = 8;  ///< By then the server's record has run out, or it announced itself again.
+constexpr int kMaxRounds = 8;  ///< By then the server's record has run out, or it announced itself again.
+constexpr int kQuestions = 3;  ///< Of a round: answers to questions get lost as well.
 
 /// A line in a log must say whether somebody has to act.
 const char* what_to_do(Errc code) {
@@ -47,7 +49,16 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     lost_calls_.answered(uid, server.peer);
     lost_calls_.answered({}, server.peer);
     const auto it = servers_.find(server.peer);
-    if (it != servers_.end()) it->second.unreachable = 0;
+    if (it == servers_.end()) return;
+    it->second.unreachable = 0;
+    it->second.heard = Clock::now();
+  }
+
+  bool heard_since(const dht::ServerAddress& server, Clock::time_point time) {
+    if (quiet_.load(std::memory_order_acquire)) return false;
+    const std::lock_guard lock(mutex_);
+    const auto it = servers_.find(server.peer);
+    return it != servers_.end() && it->second.heard >= time;
   }
 
   void failed(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint, const Error& error) {
@@ -62,7 +73,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
 
   void overtaken(const ExpertUid& uid, const ServerPtr& server, bool alone) {
     if (alone) {
-      if (is_stuck({}, *server, false)) silent(uid, server);
+      if (is_stuck({}, *server, false)) leave_out_silent(uid, server);
     } else if (is_stuck(uid, *server, false)) {
       log(*server, to_string(uid) + ": answers no longer; " + what_to_do(Errc::kDeadlineExceeded));
       bans_->ban_expert(uid, *server, Clock::now(), {});
@@ -70,8 +81,20 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   }
 
   void silent(const ExpertUid& uid, const ServerPtr& server) {
-    log(*server, "no answer to any call; its experts are left out until it shows up again, nothing to do here");
-    ban(uid, server);
+    bans_->ban_server(*server, Clock::now());
+    std::uint64_t number = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      quiet_.store(false, std::memory_order_release);
+      if (!lost_calls_.silent(server->peer, Clock::now())) {
+        Record& record = record_of(*server);
+        if (record.asking || stopped_) return;
+        record.asking = true;
+        number = record.watch = ++watches_;  // Instead of one that waits for a later moment to ask.
+      }
+    }
+    if (number == 0) return leave_out_silent(uid, server);
+    ask({uid, server, number, /*suspected=*/true, kMaxRounds, kQuestions});
   }
 
   const std::shared_ptr<gating::BanList>& bans() const noexcept { return bans_; }
@@ -79,14 +102,26 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   void stop() {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
-    for (auto& [peer, record] : servers_) record.timer.reset();
+    for (auto& [peer, record] : servers_) record.watch = 0;
   }
 
  private:
   struct Record {
-    std::size_t endpoint = 0;                          ///< Index, modulo the number of endpoints.
-    std::size_t unreachable = 0;                       ///< Endpoints that failed in a row.
-    std::shared_ptr<boost::asio::steady_timer> timer;  ///< Set while probing. Shared with its handler.
+    std::size_t endpoint = 0;     ///< Index, modulo the number of endpoints.
+    std::size_t unreachable = 0;  ///< Endpoints that failed in a row.
+    Clock::time_point heard;      ///< When it last answered anything; the epoch: not since it first failed.
+    std::uint64_t watch = 0;      ///< Of the watch over it; 0: none.
+    bool asking = false;          ///< A question is out.
+  };
+
+  /// What keeps asking a server that was left out.
+  struct Watch {
+    ExpertUid uid;  ///< To ask about.
+    ServerPtr server;
+    std::uint64_t number;
+    bool suspected;  ///< Nothing but lost calls speaks against it yet.
+    int rounds;      ///< Left, this one included.
+    int questions;   ///< Left of this round.
   };
 
   void unreachable(const ExpertUid& uid, const ServerPtr& server, const net::Endpoint& endpoint) {
@@ -107,53 +142,92 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
     return lost_calls_.lost(uid, server.peer, waited_long, Clock::now());
   }
 
-  void ban(const ExpertUid& uid, const ServerPtr& server) {
-    bans_->ban_server(*server, Clock::now());
-    const std::lock_guard lock(mutex_);
-    Record& record = record_of(*server);
-    record.unreachable = 0;
-    if (record.timer || stopped_) return;
-    record.timer = std::make_shared<boost::asio::steady_timer>(io_);
-    wait(record.timer, uid, server, kMaxProbes);
+  void leave_out_silent(const ExpertUid& uid, const ServerPtr& server) {
+    log_silence(*server);
+    ban(uid, server);
   }
 
-  void wait(const std::shared_ptr<boost::asio::steady_timer>& timer, const ExpertUid& uid, const ServerPtr& server,
-            int probes) {
+  void log_silence(const dht::ServerAddress& server) {
+    log(server, "no answer to any call; its experts are left out until it shows up again, nothing to do here");
+  }
+
+  /// Without a question first.
+  void ban(const ExpertUid& uid, const ServerPtr& server) {
+    bans_->ban_server(*server, Clock::now());
+    Watch watch{uid, server, 0, /*suspected=*/false, kMaxRounds, kQuestions};
+    {
+      const std::lock_guard lock(mutex_);
+      Record& record = record_of(*server);
+      record.unreachable = 0;
+      if ((record.watch != 0 && !record.asking) || stopped_) return;
+      record.asking = false;  // Its answer would come too late: calls have told.
+      watch.number = record.watch = ++watches_;
+    }
+    wait(std::move(watch));
+  }
+
+  void wait(Watch watch) {
+    const auto timer = std::make_shared<boost::asio::steady_timer>(io_);
     timer->expires_after(bans_->ban_time() * 8 / 10);
-    timer->async_wait([weak = weak_from_this(), timer, uid, server, probes](const boost::system::error_code& error) {
+    timer->async_wait([weak = weak_from_this(), timer, watch](const boost::system::error_code& error) {
       const auto self = weak.lock();
-      if (self && !error) self->probe(uid, server, probes);
+      if (!self || error) return;
+      {
+        const std::lock_guard lock(self->mutex_);
+        Record& record = self->record_of(*watch.server);
+        if (record.watch != watch.number) return;
+        record.asking = true;
+      }
+      self->ask(watch);
     });
   }
 
-  void probe(const ExpertUid& uid, const ServerPtr& server, int probes) {
+  /// A live server answers at once, whatever its experts are busy with.
+  void ask(const Watch& watch) {
     net::CallSpec call;
-    call.fill = [text = to_string(uid)](net::schema::Call::Builder builder, net::Attachments&) {
+    call.fill = [text = to_string(watch.uid)](net::schema::Call::Builder builder, net::Attachments&) {
       builder.initInfo().setUid(text);
     };
-    call.deadline = Clock::now() + bans_->ban_time() * 15 / 100;
-    call.on_reply = [weak = weak_from_this(), uid, server, probes](Result<net::IncomingReply> reply) {
-      if (const auto self = weak.lock()) self->probed(uid, server, probes, reply);
+    call.deadline = Clock::now() + bans_->ban_time() * 15 / 100 / kQuestions;
+    call.on_reply = [weak = weak_from_this(), watch](Result<net::IncomingReply> reply) {
+      if (const auto self = weak.lock()) self->asked(watch, reply);
     };
     std::vector<net::CallSpec> calls;
     calls.push_back(std::move(call));
-    rpc_.start(endpoint_of(*server), std::move(calls));
+    rpc_.start(endpoint_of(*watch.server), std::move(calls));
   }
 
-  void probed(const ExpertUid& uid, const ServerPtr& server, int probes, const Result<net::IncomingReply>& reply) {
+  void asked(Watch watch, const Result<net::IncomingReply>& reply) {
+    const Errc failure = reply.has_error() ? reply.error().code : Errc::kInternal;
     // Any other error was sent by a live server.
     const bool absent =
-        reply.has_error() && (reply.error().code == Errc::kUnavailable ||
-                              reply.error().code == Errc::kDeadlineExceeded || reply.error().code == Errc::kCancelled);
-    if (!absent) bans_->lift_server(server->peer);
-    const std::lock_guard lock(mutex_);
-    Record& record = record_of(*server);
-    if (absent && probes > 1 && record.timer && !stopped_) {
-      if (reply.error().code == Errc::kUnavailable) ++record.endpoint;
-      bans_->ban_server(*server, Clock::now());
-      wait(record.timer, uid, server, probes - 1);
-    } else {
-      record.timer.reset();
+        failure == Errc::kUnavailable || failure == Errc::kDeadlineExceeded || failure == Errc::kCancelled;
+    // What refused a moment ago refuses again, unless it has another address.
+    const bool ask_again =
+        absent && watch.questions > 1 && (failure == Errc::kDeadlineExceeded || watch.server->endpoints.size() > 1);
+    {
+      const std::lock_guard lock(mutex_);
+      Record& record = record_of(*watch.server);
+      if (record.watch != watch.number) return;
+      record.asking = ask_again;
+      if (absent) {
+        ++record.endpoint;
+      } else {
+        record.heard = Clock::now();
+      }
+      if (!absent || (!ask_again && watch.rounds == 1)) record.watch = 0;
+    }
+    if (!absent) {
+      bans_->lift_server(watch.server->peer);
+      if (!watch.suspected) bans_->lift_experts(watch.server->peer);  // Whatever they did was a while ago.
+    } else if (ask_again) {
+      --watch.questions;
+      ask(watch);
+    } else if (--watch.rounds > 0) {
+      if (std::exchange(watch.suspected, false)) log_silence(*watch.server);
+      bans_->ban_server(*watch.server, Clock::now());
+      watch.questions = kQuestions;
+      wait(std::move(watch));
     }
   }
 
@@ -181,6 +255,7 @@ class ServerHealth::State : public std::enable_shared_from_this<State> {
   std::unordered_map<net::PeerId, Record> servers_;  // Guarded by mutex_. Grows with servers that ever failed.
   LostCalls lost_calls_;                             // Guarded by mutex_.
   FailureLog log_;                                   // Guarded by mutex_.
+  std::uint64_t watches_ = 0;                        // Guarded by mutex_.
   bool stopped_ = false;                             // Guarded by mutex_.
 };
 
@@ -199,6 +274,10 @@ void ServerHealth::failed(const ExpertUid& uid, const ServerPtr& server, const n
 
 void ServerHealth::overtaken(const ExpertUid& uid, const ServerPtr& server, bool alone) {
   state_->overtaken(uid, server, alone);
+}
+
+bool ServerHealth::heard_since(const dht::ServerAddress& server, Clock::time_point time) const {
+  return state_->heard_since(server, time);
 }
 
 void ServerHealth::silent(const ExpertUid& uid, const ServerPtr& server) { state_->silent(uid, server); }

@@ -10,15 +10,21 @@
 
 #include <boost/asio/io_context.hpp>
 
+#include <chrono>
 #include <memory>
 
 namespace dmoe {
 
-/// Turns failures into bans. An unreachable server is banned with all its experts as soon as none of its endpoints can
-/// be reached, a silent one when it missed every call of a pass; both are let in again by a newer announcement, or by
-/// answering an `info` call made in the background before the ban would end, so that no training step waits to find
-/// out. A single failing expert is banned by itself, for a missing answer only when it goes on missing (see LostCalls).
-/// The caller's own mistakes ban nobody. Thread-safe.
+/// Turns failures into bans, by what each of them says.
+///
+/// Refused or reset, at every endpoint: the server is gone, and banned with all its experts.
+/// Silent, its calls of a pass unanswered: it hangs or is gone, or one message was lost: calls to a server leave
+/// together, so that their number says nothing. It is left out at once and asked for its state. An answer lifts the ban
+/// within a round trip; without one it stays. A server that answers such questions but, three times over a second, no
+/// calls is stuck, and believed no longer.
+/// Bans end by a newer announcement, or by an answer to an `info` call made in the background before the ban would end,
+/// so that no training step waits to find out. A single failing expert is banned by itself, for a missing answer only
+/// when it goes on missing (see LostCalls). The caller's own mistakes ban nobody. Thread-safe.
 class ServerHealth {
  public:
   /// `rpc` and `io` outlive this; probes run on `io`.
@@ -33,7 +39,9 @@ class ServerHealth {
   /// One call of `uid` on `server` at `endpoint` failed.
   void failed(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server,
               const net::Endpoint& endpoint, const Error& error);
-  /// `server` gave no answer to any of a pass's calls; `uid` was one of them.
+  /// Whether anything came from `server` since `time`; what came before its first failure is not known.
+  bool heard_since(const dht::ServerAddress& server, std::chrono::steady_clock::time_point time) const;
+  /// `server` gave no answer to any of a pass's calls, nor to anybody meanwhile; `uid` was one of them.
   void silent(const ExpertUid& uid, const std::shared_ptr<const dht::ServerAddress>& server);
   /// A call was given up early, because others were answered in the meantime: it may only have been slow.
   /// @param alone its server answered nothing else either.

@@ -55,9 +55,12 @@ void BanList::ban_server(const dht::ServerAddress& server, TimePoint now) {
 
 void BanList::lift_server(const net::PeerId& peer) {
   const std::lock_guard lock(mutex_);
-  bool lifted = bans_.servers_.erase(peer) > 0;
-  lifted |= std::erase_if(bans_.experts_, [&](const auto& ban) { return ban.first.second == peer; }) > 0;
-  if (lifted) changed();
+  if (bans_.servers_.erase(peer) > 0) changed();
+}
+
+void BanList::lift_experts(const net::PeerId& peer) {
+  const std::lock_guard lock(mutex_);
+  if (std::erase_if(bans_.experts_, [&](const auto& ban) { return ban.first.second == peer; }) > 0) changed();
 }
 
 std::shared_ptr<const BanView> BanList::view(TimePoint now) {

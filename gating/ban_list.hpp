@@ -56,7 +56,8 @@ class BanList {
   void ban_expert(const ExpertUid& uid, const dht::ServerAddress& server, TimePoint now,
                   std::optional<std::chrono::milliseconds> time = {});
   void ban_server(const dht::ServerAddress& server, TimePoint now);
-  void lift_server(const net::PeerId& peer);
+  void lift_server(const net::PeerId& peer);   ///< Bans of single experts of it stay.
+  void lift_experts(const net::PeerId& peer);  ///< All that were banned one by one.
 
   /// The bans that hold at `now`. Cheap when nothing changed since the last call.
   std::shared_ptr<const BanView> view(TimePoint now);

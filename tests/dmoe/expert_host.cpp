@@ -112,6 +112,21 @@ void ExpertHost::set_fault(Fault forward, Fault backward) {
   }
 }
 
+void ExpertHost::hang(bool on) {
+  const std::lock_guard lock(mutex_);
+  hangs_ = on;
+}
+
+void ExpertHost::lose_calls(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  calls_to_lose_ = count;
+}
+
+void ExpertHost::lose_questions(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  questions_to_lose_ = count;
+}
+
 void ExpertHost::wait_for_held(std::size_t count) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return held_.size() >= count; });
@@ -162,6 +177,11 @@ std::size_t ExpertHost::calls() const {
   return calls_;
 }
 
+std::size_t ExpertHost::questions() const {
+  const std::lock_guard lock(mutex_);
+  return questions_;
+}
+
 Tensors ExpertHost::last_grads(const ExpertUid& uid) const {
   const std::lock_guard lock(mutex_);
   return experts_.at(uid).grads;
@@ -172,7 +192,20 @@ Tensors ExpertHost::last_inputs(const ExpertUid& uid) const {
   return experts_.at(uid).inputs;
 }
 
+/// Whether nobody will ever answer `call`, which then is kept.
+bool ExpertHost::swallows(net::IncomingCall& call) {
+  const bool question = call.reader().isInfo();
+  const std::lock_guard lock(mutex_);
+  if (question) ++questions_;
+  auto& to_lose = question ? questions_to_lose_ : calls_to_lose_;
+  if (!hangs_ && to_lose == 0) return false;
+  if (!hangs_) --to_lose;
+  silent_.push_back(std::move(call));
+  return true;
+}
+
 void ExpertHost::handle(net::IncomingCall call) {
+  if (swallows(call)) return;
   const auto reader = call.reader();
   if (reader.isInfo()) {
     return answer_info(call, *parse_expert_uid(reader.getInfo().getUid().cStr()));

@@ -44,6 +44,10 @@ class ExpertHost {
                 std::vector<std::vector<std::int64_t>> outputs, std::vector<torch::Dtype> input_types = {});
   void set_fault(const ExpertUid& uid, Fault forward, Fault backward);
   void set_fault(Fault forward, Fault backward);  ///< Of all experts hosted now.
+  /// Nothing is answered, as if stopped by SIGSTOP: neither calls nor questions. Those that came stay unanswered.
+  void hang(bool on = true);
+  void lose_calls(std::size_t count);      ///< The next so many are never answered.
+  void lose_questions(std::size_t count);  ///< Likewise of those about an expert.
   void wait_for_held(std::size_t count);
   void release_held();
 
@@ -56,6 +60,7 @@ class ExpertHost {
   std::size_t backwards(const ExpertUid& uid) const;
   std::size_t frames() const;  ///< Messages that carried forward or backward calls.
   std::size_t calls() const;
+  std::size_t questions() const;  ///< About experts, answered or not.
   Tensors last_grads(const ExpertUid& uid) const;
   Tensors last_inputs(const ExpertUid& uid) const;
 
@@ -74,6 +79,7 @@ class ExpertHost {
   };
 
   void handle(net::IncomingCall call);
+  bool swallows(net::IncomingCall& call);
   void answer(net::IncomingCall call);
   void answer_info(net::IncomingCall& call, const ExpertUid& uid);
 
@@ -86,6 +92,10 @@ class ExpertHost {
   std::vector<net::IncomingCall> silent_;         // Guarded by mutex_.
   std::set<std::shared_ptr<const void>> frames_;  // Guarded by mutex_. Kept, so that addresses stay distinct.
   std::size_t calls_ = 0;                         // Guarded by mutex_.
+  std::size_t questions_ = 0;                     // Guarded by mutex_.
+  bool hangs_ = false;                            // Guarded by mutex_.
+  std::size_t calls_to_lose_ = 0;                 // Guarded by mutex_.
+  std::size_t questions_to_lose_ = 0;             // Guarded by mutex_.
   std::uint16_t port_ = 0;
   std::optional<net::RpcServer> server_;
   std::thread thread_;

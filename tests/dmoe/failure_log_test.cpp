@@ -1,17 +1,14 @@
 // What a trainer's log says while servers fail.
 #include "dmoe/failure_log.hpp"
+#include "tests/dmoe/captured_log.hpp"
 #include "tests/dmoe/swarm.hpp"
 
 #include "tests/support/catch.hpp"
 #include "tests/support/text.hpp"
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <map>
 #include <regex>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -27,31 +24,6 @@ net::PeerId peer(std::uint8_t number) {
   id.bytes.fill(number);
   return id;
 }
-
-/// Takes what is logged while it lives.
-class CapturedLog {
- public:
-  CapturedLog() : before_(spdlog::default_logger()) {
-    spdlog::set_default_logger(
-        std::make_shared<spdlog::logger>("captured", std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)));
-  }
-  ~CapturedLog() { spdlog::set_default_logger(before_); }
-  CapturedLog(const CapturedLog&) = delete;
-  CapturedLog& operator=(const CapturedLog&) = delete;
-
-  std::vector<std::string> lines_with(const std::string& part) const {
-    std::vector<std::string> found;
-    std::istringstream stream(text_.str());
-    for (std::string line; std::getline(stream, line);) {
-      if (test::contains(line, part)) found.push_back(line);
-    }
-    return found;
-  }
-
- private:
-  std::ostringstream text_;
-  std::shared_ptr<spdlog::logger> before_;
-};
 
 TEST_CASE("thirty of a hundred servers that fail for ten minutes have fewer than ten lines a minute", "[dmoe][e7]") {
   FailureLog log;
@@ -109,7 +81,7 @@ TEST_CASE("the servers that a log remembers are bounded", "[dmoe][e7]") {
 }
 
 TEST_CASE("training on with three of ten servers failing writes few lines and each says what to do", "[dmoe][e7]") {
-  const CapturedLog captured;
+  const test::CapturedLog captured;
   Swarm swarm(10, {10}, 4);
   auto layer = swarm.layer(
       swarm.options().k_best(10).k_min(1).forward_timeout(5s).timeout_after_k_min(20ms).backward_timeout(5s));

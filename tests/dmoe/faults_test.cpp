@@ -120,7 +120,7 @@ TEST_CASE("a hung server costs one grace time and is then left alone", "[dmoe][b
   auto layer = swarm.layer(swarm.options().k_best(8).timeout_after_k_min(200ms));
   const auto input = random_input(16, 4);
   (void)layer->forward(input);
-  swarm.host(1).set_fault(Fault::kSilent, Fault::kSilent);
+  swarm.host(1).hang();
   (void)layer->forward(input);
   const auto failed = layer->stats().failed(Errc::kDeadlineExceeded);
   CHECK(failed > 0);
@@ -135,9 +135,9 @@ TEST_CASE("a server is used again when it announces itself anew", "[dmoe][b25]")
   DMoE layer(client, swarm.options().timeout_after_k_min(150ms));
   layer->to(torch::kDouble);
   const auto input = random_input(4, 4);
-  swarm.host(1).set_fault(Fault::kSilent, Fault::kNone);
+  swarm.host(1).hang();
   (void)layer->forward(input);
-  swarm.host(1).set_fault(Fault::kNone, Fault::kNone);
+  swarm.host(1).hang(false);
   swarm.directory().add({"ffn", {1}}, swarm.host(1).address(2));
   while (swarm.host(1).forwards({"ffn", {1}}) == 0) (void)layer->forward(input);
 }
@@ -149,9 +149,9 @@ TEST_CASE("a server is used again when it answers in the background", "[dmoe][b2
   DMoE layer(client, swarm.options().timeout_after_k_min(150ms));
   layer->to(torch::kDouble);
   const auto input = random_input(4, 4);
-  swarm.host(1).set_fault(Fault::kSilent, Fault::kNone);
+  swarm.host(1).hang();
   (void)layer->forward(input);
-  swarm.host(1).set_fault(Fault::kNone, Fault::kNone);
+  swarm.host(1).hang(false);
   while (swarm.host(1).forwards({"ffn", {1}}) == 0) (void)layer->forward(input);
 }
 

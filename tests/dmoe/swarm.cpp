@@ -17,7 +17,8 @@ double logit_of(const std::vector<torch::Tensor>& logits, std::int64_t row, cons
 
 }  // namespace
 
-Swarm::Swarm(std::size_t hosts, std::vector<std::int64_t> grid, std::int64_t features)
+Swarm::Swarm(std::size_t hosts, std::vector<std::int64_t> grid, std::int64_t features,
+             std::chrono::milliseconds ban_time)
     : grid_(std::move(grid)), features_(features), directory_(std::make_shared<MemoryDirectory>()) {
   for (std::size_t i = 0; i < hosts; ++i) hosts_.push_back(std::make_unique<ExpertHost>(std::uint8_t(i + 1)));
   UidPattern pattern{"ffn", {}};
@@ -32,7 +33,7 @@ Swarm::Swarm(std::size_t hosts, std::vector<std::int64_t> grid, std::int64_t fea
     });
     directory_->add(uid, host_of(uid).address());
   }
-  client_ = Client::with_resolver(directory_, ClientOptions().ban_time(std::chrono::minutes(1)));
+  client_ = Client::with_resolver(directory_, ClientOptions().ban_time(ban_time));
 }
 
 std::size_t Swarm::frames() const {

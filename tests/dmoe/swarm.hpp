@@ -8,6 +8,7 @@
 
 #include <torch/types.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <vector>
@@ -18,7 +19,8 @@ namespace dmoe::test {
 /// (i, j, …) lives on host number i modulo the number of hosts.
 class Swarm {
  public:
-  Swarm(std::size_t hosts, std::vector<std::int64_t> grid, std::int64_t features);
+  Swarm(std::size_t hosts, std::vector<std::int64_t> grid, std::int64_t features,
+        std::chrono::milliseconds ban_time = std::chrono::minutes(1));
 
   ExpertHost& host(std::size_t index) { return *hosts_.at(index); }
   ExpertHost& host_of(const ExpertUid& uid) { return host(uid.coordinates.front() % hosts_.size()); }
