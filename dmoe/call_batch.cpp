@@ -170,6 +170,13 @@ Result<std::vector<at::Tensor>> CallBatch::decode(std::size_t index, const Resul
   return tensors;
 }
 
+void CallBatch::check(const std::vector<std::size_t>& indices) {
+  std::vector<net::CallId> ids;
+  ids.reserve(indices.size());
+  for (const auto index : indices) ids.push_back(calls_[index].id);
+  rpc_.check(std::move(ids));
+}
+
 void CallBatch::give_up(std::size_t index) {
   auto& sent = calls_[index];
   rpc_.cancel(sent.id);

@@ -60,6 +60,8 @@ class CallBatch {
   std::vector<Answer> wait(TimePoint until);
   /// Gives up what is in flight; the servers are told.
   void cancel_rest();
+  /// Asks the servers of these calls whether they still work on them: one whose answer was lost fails with kLost.
+  void check(const std::vector<std::size_t>& indices);
   /// Gives up one call: its answer, should it come, is not given by `wait`. @pre it is outstanding
   void give_up(std::size_t index);
 

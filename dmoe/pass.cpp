@@ -16,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kConspicuousWait{100};
 constexpr std::chrono::milliseconds kLeastPatience{5};  ///< Threads are woken up later than they could be.
+/// A call whose expert's usual time is not known is asked about after this long.
+constexpr std::chrono::milliseconds kUnknownTime{100};
 
 }  // namespace
 
@@ -29,9 +31,11 @@ void Pass::run(const RowQuorum& quorum, const PassEvents& events) {
   const auto settled = [&] { return events.settled && events.settled(); };
   while (batch_.outstanding() > 0 && !abandoned_ && !settled()) {
     const auto last = end(quorum);
-    auto answers = batch_.wait(events.next_alarm ? std::min(last, events.next_alarm()) : last);
+    const auto alarm = events.next_alarm ? events.next_alarm() : CallBatch::TimePoint::max();
+    auto answers = batch_.wait(std::min({last, alarm, next_question()}));
     if (answers.empty() && Clock::now() < last) {
-      if (events.on_alarm) events.on_alarm();
+      ask_about_overdue();
+      if (events.on_alarm && alarm <= Clock::now()) events.on_alarm();
       continue;
     }
     for (auto& answer : answers) take(answer, events);
@@ -53,13 +57,41 @@ CallBatch::TimePoint Pass::end(const RowQuorum& quorum) {
   return limits_.patience > 0 ? std::min(end, end_of_patience(kLeastPatience)) : end;
 }
 
+void Pass::look_up_usual_times() {
+  for (auto i = usual_.size(); i < batch_.size(); ++i) {  // Once per call: this is called after every answer.
+    const auto& call = batch_.call(i);
+    usual_.push_back(client_.usual_times(!call.grad_outputs.empty()).usual(call.uid));
+    const auto expected = std::max<std::chrono::nanoseconds>(usual_[i].value_or(kUnknownTime) * 5 / 4, kLeastPatience);
+    ask_at_.push_back(batch_.sent(i) + expected);
+  }
+}
+
+CallBatch::TimePoint Pass::next_question() {
+  look_up_usual_times();
+  auto next = CallBatch::TimePoint::max();
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (batch_.is_outstanding(i)) next = std::min(next, ask_at_[i]);
+  }
+  return next;
+}
+
+/// Waiting for an answer that was lost helps nobody, and its server knows. Asked again ever more seldom, since the
+/// question or its answer may be lost as well.
+void Pass::ask_about_overdue() {
+  const auto now = Clock::now();
+  std::vector<std::size_t> overdue;
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    if (!batch_.is_outstanding(i) || ask_at_[i] > now) continue;
+    overdue.push_back(i);
+    ask_at_[i] = now + std::max<std::chrono::nanoseconds>(batch_.waited(i) / 4, kLeastPatience);
+  }
+  if (!overdue.empty()) batch_.check(overdue);
+}
+
 /// When every call that is out has taken longer than it should, by what its expert usually takes and by what others
 /// took this time: where all are slower than usual, all are waited for. An expert of which little is known is.
 CallBatch::TimePoint Pass::end_of_patience(std::chrono::milliseconds least) {
-  for (auto i = usual_.size(); i < batch_.size(); ++i) {  // Asked once per call: this is called after every answer.
-    const auto& call = batch_.call(i);
-    usual_.push_back(client_.usual_times(!call.grad_outputs.empty()).usual(call.uid));
-  }
+  look_up_usual_times();
   auto end = CallBatch::TimePoint::min();
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     if (!batch_.is_outstanding(i)) continue;
@@ -86,7 +118,11 @@ void Pass::take(Answer& answer, const PassEvents& events) {
     client_.health().answered(call.uid, *call.server);
     return;
   }
-  client_.health().failed(call.uid, call.server, call.endpoint, *error);
+  if (error->code == Errc::kLost) {  // Its server is alive and says so: no reason for a ban until it goes on and on.
+    client_.health().overtaken(call.uid, call.server, /*alone=*/false);
+  } else {
+    client_.health().failed(call.uid, call.server, call.endpoint, *error);
+  }
   failures_[answer.call] = std::move(error);
   events.on_failure(answer.call);
 }

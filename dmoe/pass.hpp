@@ -69,6 +69,9 @@ class Pass {
  private:
   CallBatch::TimePoint end(const RowQuorum& quorum);
   CallBatch::TimePoint end_of_patience(std::chrono::milliseconds least);
+  CallBatch::TimePoint next_question();
+  void ask_about_overdue();
+  void look_up_usual_times();
   void take(Answer& answer, const PassEvents& events);
   void give_up_rest(const PassEvents& events, bool settled);
   void blame_silent();
@@ -78,6 +81,7 @@ class Pass {
   const PassLimits limits_;
   CallBatch batch_;
   std::vector<std::optional<Error>> failures_;  // One per call of the batch.
+  std::vector<CallBatch::TimePoint> ask_at_;    // Of each call: when to ask whether its answer is still to come.
   std::optional<CallBatch::TimePoint> end_of_grace_;
   std::vector<std::optional<std::chrono::nanoseconds>> usual_;  // Times of the calls' experts, as far as asked for.
   CallBatch::TimePoint last_useful_;

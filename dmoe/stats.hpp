@@ -20,7 +20,7 @@ struct LayerStats {
   std::uint64_t calls = 0;         ///< Calls to experts, both directions.
   std::uint64_t frames = 0;        ///< Messages sent: at most one per server and direction, plus retries.
   std::uint64_t failed_calls = 0;  ///< Calls that gave no usable answer; the sum of failed_by_code.
-  std::array<std::uint64_t, 9> failed_by_code{};  ///< Indexed by Errc.
+  std::array<std::uint64_t, 10> failed_by_code{};  ///< Indexed by Errc.
   std::uint64_t rows = 0;                         ///< Input rows seen by forward.
   std::uint64_t rows_dropped = 0;        ///< Rows whose output was zero because fewer than k_min experts answered.
   std::uint64_t answers_dropped = 0;     ///< (row, expert) pairs that were chosen and did not contribute.

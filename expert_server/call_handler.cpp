@@ -162,6 +162,7 @@ void CallHandler::handle(net::IncomingCall call) const {
       }
       return;
     }
+    case Call::PROGRESS: break;  // Answered by the connection.
   }
   call.fail({Errc::kInvalidArgument, "unknown kind of call: the caller is of a newer version", {}});
 }

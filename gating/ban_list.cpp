@@ -22,7 +22,8 @@ void drop_first_to_end(Map& bans) {
 bool deserves_ban(Errc code) noexcept {
   switch (code) {
     case Errc::kInvalidArgument:
-    case Errc::kCancelled: return false;
+    case Errc::kCancelled:
+    case Errc::kLost: return false;
     default: return true;
   }
 }

@@ -22,12 +22,14 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr std::chrono::seconds kKeepFrameMemory{5};
+constexpr std::chrono::seconds kProgressTimeout{5};
 
 std::string describe_call(schema::Call::Reader call) {
   switch (call.which()) {
     case schema::Call::INFO: return std::string("info ") + call.getInfo().getUid().cStr();
     case schema::Call::FORWARD: return std::string("forward ") + call.getForward().getUid().cStr();
     case schema::Call::BACKWARD: return std::string("backward ") + call.getBackward().getUid().cStr();
+    case schema::Call::PROGRESS: break;
   }
   return "a call";
 }
@@ -271,6 +273,53 @@ void RpcClient::Pool::send_cancel(Connection& connection, CallId id) {
   frame->root().initCancel(1).set(0, id);
   (void)frame->finish(options_.max_frame_bytes);
   connection.send(std::move(frame));
+}
+
+void RpcClient::Pool::check(std::vector<CallId> ids) {
+  asio::post(strand_, [self = shared_from_this(), ids = std::move(ids)] {
+    std::unordered_map<std::shared_ptr<Connection>, std::vector<CallId>> by_connection;
+    for (const auto id : ids) {
+      const auto found = self->calls_.find(id);
+      if (found != self->calls_.end()) by_connection[found->second.connection].push_back(id);
+    }
+    for (auto& [connection, of_it] : by_connection) {
+      if (of_it.size() <= kMaxMessagesPerFrame) self->ask_progress(connection, std::move(of_it));
+    }
+  });
+}
+
+/// On the connection of the calls: the order of its frames is what makes the answer mean something.
+void RpcClient::Pool::ask_progress(const std::shared_ptr<Connection>& connection, std::vector<CallId> ids) {
+  const auto question = new_id();
+  auto frame = std::make_unique<OutgoingFrame>();
+  auto call = frame->root().initCalls(1)[0];
+  call.setId(question);
+  call.setTimeoutMillis(static_cast<std::uint32_t>(milliseconds(kProgressTimeout).count()));
+  auto list = call.initProgress(static_cast<unsigned>(ids.size()));
+  for (unsigned i = 0; i < ids.size(); ++i) list.set(i, ids[i]);
+  if (frame->finish(options_.max_frame_bytes).has_error()) return;
+  const auto now = Clock::now();
+  auto on_reply = [self = this, asked = std::move(ids), connection](const Result<IncomingReply>& reply) {
+    if (reply.has_value()) self->fail_lost(*connection, asked, reply->reader());
+  };
+  add(question, Pending{std::move(on_reply), now + kProgressTimeout, now, "a question", connection});
+  arm_deadline_timer();
+  connection->send(std::move(frame));
+}
+
+void RpcClient::Pool::fail_lost(const Connection& connection, const std::vector<CallId>& asked,
+                                schema::Reply::Reader reply) {
+  if (!reply.isProgress()) return;
+  std::set<CallId> unanswered;
+  for (const auto id : reply.getProgress()) unanswered.insert(id);
+  for (const auto id : asked) {
+    const auto found = calls_.find(id);
+    if (found == calls_.end() || unanswered.count(id) > 0) continue;
+    fail(id, {Errc::kLost,
+              found->second.what + " on " + to_string(connection.endpoint()) +
+                  ": the call or its answer was lost on the way",
+              {}});
+  }
 }
 
 void RpcClient::Pool::arm_deadline_timer() {

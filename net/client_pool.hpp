@@ -29,6 +29,7 @@ class RpcClient::Pool : public ConnectionOwner, public std::enable_shared_from_t
   CallId start_as(CallId id, const Endpoint& endpoint, CallSpec call);
   CallId new_id() noexcept { return next_id_.fetch_add(1, std::memory_order_relaxed); }
   void cancel(CallId id);
+  void check(std::vector<CallId> ids);
   void stop();
 
   void on_open(Connection& connection) override;
@@ -78,6 +79,8 @@ class RpcClient::Pool : public ConnectionOwner, public std::enable_shared_from_t
   void fail_later(std::vector<std::pair<CallId, Pending>> calls, const Error& error);
   void give_up(CallId id, Error error);
   void send_cancel(Connection& connection, CallId id);
+  void ask_progress(const std::shared_ptr<Connection>& connection, std::vector<CallId> ids);
+  void fail_lost(const Connection& connection, const std::vector<CallId>& asked, schema::Reply::Reader reply);
 
   void arm_deadline_timer();
   void on_deadline_timer();

@@ -14,6 +14,7 @@ std::string_view to_string(Errc code) noexcept {
     case Errc::kUnavailable: return "unavailable";
     case Errc::kInternal: return "internal";
     case Errc::kCancelled: return "cancelled";
+    case Errc::kLost: return "lost";
   }
   return "internal";
 }

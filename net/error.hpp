@@ -21,6 +21,8 @@ enum class Errc {
   kUnavailable = 6,       ///< Refused, reset or unreachable. Use another expert and skip this peer for a while.
   kInternal = 7,          ///< The peer, or this process, failed in a way that is a bug or a broken machine.
   kCancelled = 8,         ///< The caller itself gave up.
+  kLost = 9,              ///< The call or its answer was lost on the way; the peer is fine. Use another expert, or call
+                          ///< again what may run twice.
 };
 
 /// The code's name in the style of the design: "notFound", "deadlineExceeded", …

@@ -23,7 +23,8 @@ struct Free {
 using KeyPtr = std::unique_ptr<EVP_PKEY, Free>;
 using BioPtr = std::unique_ptr<BIO, Free>;
 
-/// Before anything else of libsodium; cannot fail twice, and a failure (no random source) shows again where keys are made.
+/// Before anything else of libsodium; cannot fail twice, and a failure (no random source) shows again where keys are
+/// made.
 [[maybe_unused]] const int kSodiumReady = sodium_init();
 
 char hex_digit(unsigned value) noexcept { return "0123456789abcdef"[value & 0xFU]; }

@@ -107,6 +107,7 @@ class Checker {
         check(call.getBackward().getInputs());
         check(call.getBackward().getGradOutputs());
         return;
+      case schema::Call::PROGRESS: bounded(call.getProgress(), kMaxMessagesPerFrame, "ids asked about"); return;
     }  // A kind that a newer peer knows is answered, not punished.
   }
 
@@ -122,6 +123,7 @@ class Checker {
         return;
       case schema::Reply::FORWARD: check(reply.getForward()); return;
       case schema::Reply::BACKWARD: check(reply.getBackward()); return;
+      case schema::Reply::PROGRESS: bounded(reply.getProgress(), kMaxMessagesPerFrame, "ids"); return;
     }
   }
 

@@ -37,6 +37,7 @@ std::vector<CallId> RpcClient::start(const Endpoint& endpoint, std::vector<CallS
 }
 
 void RpcClient::cancel(CallId id) { pool_->cancel(id); }
+void RpcClient::check(std::vector<CallId> ids) { pool_->check(std::move(ids)); }
 void RpcClient::stop() { pool_->stop(); }
 
 asio::awaitable<Result<IncomingReply>> RpcClient::call(Endpoint endpoint,

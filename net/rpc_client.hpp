@@ -37,7 +37,7 @@ struct CallSpec {
   std::function<void(schema::Call::Builder, Attachments&)> fill;
   std::chrono::steady_clock::time_point deadline;
   /// Invoked exactly once, on the client's executor: the reply, the server's error, kDeadlineExceeded,
-  /// kUnavailable, or kCancelled. Must not block.
+  /// kUnavailable, kCancelled, or, after `check`, kLost. Must not block.
   std::function<void(Result<IncomingReply>)> on_reply;
 };
 
@@ -59,6 +59,11 @@ class RpcClient {
 
   /// Gives up a call: `on_reply` gets kCancelled unless it already ran, and the server is told. Unknown ids: no-op.
   void cancel(CallId id);
+
+  /// Asks the servers whether they still have these calls to answer. One that is not theirs to answer any more although
+  /// no answer came ends with kLost. Does nothing to calls whose server does not understand the question, or whose
+  /// answer to it is lost too: ask again. Unknown ids: no-op.
+  void check(std::vector<CallId> ids);
 
   /// One call, awaited. Cancellation: terminal; cancels the call.
   boost::asio::awaitable<Result<IncomingReply>> call(Endpoint endpoint, std::chrono::steady_clock::time_point deadline,

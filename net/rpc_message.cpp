@@ -9,7 +9,7 @@ namespace dmoe::net {
 namespace {
 
 constexpr std::size_t kMaxErrorText = 1'024;  ///< Bytes of a peer's error that are kept.
-constexpr auto kLastCode = static_cast<std::uint16_t>(Errc::kCancelled);
+constexpr auto kLastCode = static_cast<std::uint16_t>(Errc::kLost);
 
 Errc read_code(std::uint16_t code) noexcept {
   return code >= 1 && code <= kLastCode ? static_cast<Errc>(code) : Errc::kInternal;

@@ -69,6 +69,7 @@ class Session : public Link {
   void on_call(const std::shared_ptr<const ReceivedFrame>& frame, schema::Call::Reader call);
   void hand_over(const std::shared_ptr<IncomingCall::State>& state);
   void on_cancel(std::uint64_t id);
+  void tell_progress(std::uint64_t id, capnp::List<std::uint64_t>::Reader asked);
   std::optional<Error> reason_to_refuse(schema::Call::Reader call) const;
   void cancel_all();
   void deliver_inbox();

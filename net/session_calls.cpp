@@ -50,6 +50,7 @@ void Session::on_frame_refused(const std::vector<std::uint64_t>& calls, const Er
 }
 
 void Session::on_call(const std::shared_ptr<const ReceivedFrame>& frame, schema::Call::Reader call) {
+  if (call.isProgress()) return tell_progress(call.getId(), call.getProgress());
   if (const auto refused = reason_to_refuse(call)) {
     server_->counters.count_outcome(&*refused);
     return send(error_frame(call.getId(), *refused));
@@ -65,6 +66,21 @@ void Session::on_call(const std::shared_ptr<const ReceivedFrame>& frame, schema:
   }
   idle_ = false;
   hand_over(state);
+}
+
+/// Answered here and at once, also while calls are refused: it tells the caller which answers to wait for.
+void Session::tell_progress(std::uint64_t id, capnp::List<std::uint64_t>::Reader asked) {
+  std::vector<std::uint64_t> unanswered;
+  for (const auto call : asked) {
+    if (calls_.count(call) > 0) unanswered.push_back(call);
+  }
+  auto frame = std::make_unique<OutgoingFrame>();
+  auto reply = frame->root().initReplies(1)[0];
+  reply.setId(id);
+  auto list = reply.initProgress(static_cast<unsigned>(unanswered.size()));
+  for (unsigned i = 0; i < unanswered.size(); ++i) list.set(i, unanswered[i]);
+  (void)frame->finish(std::numeric_limits<std::size_t>::max());  // Bounded by the question, whose frame was let in.
+  send(std::move(frame));
 }
 
 void Session::hand_over(const std::shared_ptr<IncomingCall::State>& state) {

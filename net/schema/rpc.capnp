@@ -24,6 +24,7 @@ struct Call {
     info @2 :InfoRequest;
     forward @3 :ForwardRequest;
     backward @4 :BackwardRequest;
+    progress @5 :List(UInt64); # Which of these ids, sent before on this connection, are still to be answered?
   }
 }
 
@@ -34,6 +35,8 @@ struct Reply {
     info @2 :ExpertInfo;
     forward @3 :List(Tensor);  # The expert's outputs.
     backward @4 :List(Tensor); # Gradients with respect to each input; an input without one has an empty tensor.
+    progress @5 :List(UInt64); # Those of the ids asked about that are still to be answered. A connection keeps order: what is
+                               # not among them was answered before this reply, or never came.
   }
 }
 

@@ -22,6 +22,12 @@ std::uint64_t sum(capnp::List<schema::Tensor>::Reader tensors) {
   return total;
 }
 
+std::uint64_t sum(capnp::List<std::uint64_t>::Reader ids) {
+  std::uint64_t total = 0;
+  for (const auto id : ids) total += id;
+  return total;
+}
+
 std::uint64_t sum(schema::Call::Reader call) {
   switch (call.which()) {
     case schema::Call::INFO: return call.getInfo().getUid().size();
@@ -29,6 +35,7 @@ std::uint64_t sum(schema::Call::Reader call) {
     case schema::Call::BACKWARD:
       return call.getBackward().getUid().size() + sum(call.getBackward().getInputs()) +
              sum(call.getBackward().getGradOutputs());
+    case schema::Call::PROGRESS: return sum(call.getProgress());
   }
   return 0;
 }
@@ -45,6 +52,7 @@ std::uint64_t sum(schema::Reply::Reader reply) {
     }
     case schema::Reply::FORWARD: return sum(reply.getForward());
     case schema::Reply::BACKWARD: return sum(reply.getBackward());
+    case schema::Reply::PROGRESS: return sum(reply.getProgress());
   }
   return 0;
 }
@@ -56,7 +64,7 @@ std::uint64_t read_all(schema::Frame::Reader frame) {
   } else if (frame.isReplies()) {
     for (const auto reply : frame.getReplies()) total += sum(reply);
   } else {
-    for (const auto id : frame.getCancel()) total += id;
+    total += sum(frame.getCancel());
   }
   return total;
 }

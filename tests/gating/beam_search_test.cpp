@@ -433,6 +433,7 @@ TEST_CASE("when every expert is banned they are tried anyway", "[gating][c19]") 
 TEST_CASE("only failures of the other side deserve a ban", "[gating][c19]") {
   CHECK_FALSE(deserves_ban(Errc::kInvalidArgument));
   CHECK_FALSE(deserves_ban(Errc::kCancelled));
+  CHECK_FALSE(deserves_ban(Errc::kLost));
   CHECK(deserves_ban(Errc::kUnavailable));
   CHECK(deserves_ban(Errc::kDeadlineExceeded));
   CHECK(deserves_ban(Errc::kInternal));
