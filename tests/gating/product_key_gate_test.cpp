@@ -60,6 +60,20 @@ TEST_CASE("noise and cell dropout act in training only and leave every row a cel
   CHECK(torch::allclose(quiet, gate->projection->forward(input) / 2.0));
 }
 
+TEST_CASE("cells are masked in a step of their own", "[gating]") {
+  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
+  ProductKeyGate gate(ProductKeyGateOptions(4, {5, 7}).cell_dropout(0.9));
+  const auto scores = gate->scores(torch::randn({32, 4}));
+  const auto masked = gate->masked(scores);
+  for (std::size_t d = 0; d < scores.size(); ++d) {
+    CHECK(scores[d].isfinite().all().item<bool>());
+    CHECK((masked[d].isinf() | (masked[d] == scores[d])).all().item<bool>());
+  }
+  gate->eval();
+  CHECK_FALSE(gate->masks_cells());
+  CHECK(torch::equal(gate->masked(scores)[1], scores[1]));
+}
+
 TEST_CASE("the balancing loss has the gradient that finite differences give", "[gating][c15]") {
   torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
   ProductKeyGate gate(ProductKeyGateOptions(3, {4, 3}));
