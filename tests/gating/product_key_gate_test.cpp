@@ -7,6 +7,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <sstream>
 
 namespace dmoe::gating {
@@ -94,6 +95,20 @@ TEST_CASE("the balancing loss has the gradient that finite differences give", "[
     bias[i] = value;
     CHECK(gradient[i].item<double>() == Approx((up - down) / (2 * step)).margin(1e-5));
   }
+}
+
+TEST_CASE("statistics tell an even gate from one with a single favourite", "[gating][c15]") {
+  const auto even = gate_statistics({torch::eye(4)}).front();  // Each row has its own best coordinate.
+  CHECK(even.coefficient_of_variation == Approx(0).margin(1e-6));
+  CHECK(torch::allclose(even.load, torch::full({4}, 0.25)));
+  CHECK(gate_statistics({torch::zeros({3, 4})}).front().entropy == Approx(std::log(4.0)).epsilon(1e-4));
+  auto favourite = torch::zeros({8, 4});
+  favourite.select(1, 2).fill_(1e3);
+  const auto skewed = gate_statistics({favourite, torch::zeros({8, 2})});
+  REQUIRE(skewed.size() == 2);
+  CHECK(skewed[0].entropy == Approx(0).margin(1e-6));
+  CHECK(skewed[0].load[2].item<float>() == 1.0F);
+  CHECK(skewed[0].coefficient_of_variation == Approx(std::sqrt(3.0)));  // Of (0, 0, 1, 0).
 }
 
 TEST_CASE("a skewed gate becomes even under the balancing loss", "[gating][c15]") {
