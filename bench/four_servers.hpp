@@ -7,6 +7,7 @@
 #include "dmoe/dmoe.hpp"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace dmoe::bench::four_servers {
@@ -24,6 +25,9 @@ inline std::vector<expert_server::ServerOptions> servers(const NetworkRelay& rel
                                                          const Options& options) {
   auto servers = ffn_servers({"ffn.0.[0:4]", "ffn.1.[0:4]", "ffn.2.[0:4]", "ffn.3.[0:4]"}, kFeatures,
                              options.compute_threads > 0 ? options.compute_threads : 1);
+  for (std::size_t i = 0; !options.trace.empty() && i < servers.size(); ++i) {
+    servers[i].trace_file = options.trace / ("server" + std::to_string(i) + ".json");
+  }
   for (std::size_t i = 0; i < relayed; ++i) servers[i].announce = {{"127.0.0.1", relay.port(i)}};
   return servers;
 }

@@ -42,7 +42,10 @@ struct SlowSwarm {
       : relay(4, options.seed), servers(four_servers::servers(relay, 4, options)) {
     relay.start(servers.ports());
     torch::manual_seed(options.seed);
-    client = Client::connect(ClientOptions().initial_peers({"127.0.0.1:" + std::to_string(servers.first_port())}));
+    ClientOptions client_options;
+    client_options.initial_peers({"127.0.0.1:" + std::to_string(servers.first_port())});
+    if (!options.trace.empty()) client_options.trace_file(options.trace / "trainer.json");
+    client = Client::connect(std::move(client_options));
   }
 
   DMoE layer() const {

@@ -79,6 +79,10 @@ int main(int argc, char* argv[]) {
     command->add_option("--shape", options.shape, "Shape of the Weibull distribution (latency)")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
+    command
+        ->add_option("--trace", options.trace,
+                     "Folder for traces of the trainer (trainer.json) and of each server (server0.json, ...) (latency)")
+        ->check(CLI::ExistingDirectory);
     command->add_option("--mode", options.mode, "Run only this part of the suite");
     command->callback([&chosen, &here = suites.back()] { chosen = &here; });
   }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
@@ -22,6 +23,7 @@ struct Options {
   std::string distribution = "exponential";      ///< `--distribution NAME`: latency. Of the delays.
   double shape = 1;                              ///< `--shape K`: latency. Of the Weibull distribution.
   std::optional<std::string> mode;               ///< `--mode forward`: run only this part of a suite.
+  std::filesystem::path trace;                   ///< `--trace DIR`: latency. Where traces are written; empty: nowhere.
 };
 
 /// Prints results as they come: JSON lines with `--json`, else aligned "name value" lines for a person.

@@ -88,13 +88,15 @@ torch::Tensor DMoEImpl::forward(const torch::Tensor& input) { return forward_wit
 
 torch::Tensor DMoEImpl::forward_with(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) {
   const auto rows = flatten(input, extra);
-  return run(rows, gate_logits(rows));
+  auto logits = gate_logits(rows);
+  return run(rows, logits);
 }
 
 std::pair<torch::Tensor, torch::Tensor> DMoEImpl::forward_balanced(const torch::Tensor& input) {
   const auto rows = flatten(input, {});
-  const auto logits = gate_logits(rows);
-  return {run(rows, logits), gating::load_balancing_loss(logits)};
+  auto logits = gate_logits(rows);
+  auto output = run(rows, logits);
+  return {std::move(output), gating::load_balancing_loss(logits.used)};
 }
 
 std::future<torch::Tensor> DMoEImpl::forward_async(torch::Tensor input) {
@@ -105,26 +107,30 @@ std::future<torch::Tensor> DMoEImpl::forward_async(torch::Tensor input) {
   });
 }
 
-std::vector<torch::Tensor> DMoEImpl::gate_logits(const Rows& rows) {
-  return gate->forward(rows.gate_input.to(gate->projection->weight.scalar_type()));
+DMoEImpl::Logits DMoEImpl::gate_logits(const Rows& rows) {
+  auto scores = gate->scores(rows.gate_input.to(gate->projection->weight.scalar_type()));
+  if (!gate->masks_cells()) return {std::move(scores), {}};
+  return {gate->masked(scores), scores};
 }
 
-torch::Tensor DMoEImpl::run(const Rows& rows, const std::vector<torch::Tensor>& logits) {
+torch::Tensor DMoEImpl::run(const Rows& rows, Logits& logits) {
   const auto answers = call(rows, logits, {0, is_training() && options_.gate_balance_rate() > 0});
-  return rows.shaped(mix(logits, answers.cells, answers.answered, answers.outputs));
+  return rows.shaped(mix(logits.used, answers.cells, answers.answered, answers.outputs));
 }
 
-DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tensor>& logits,
-                                 const RoutingLimits& limits) {
-  const auto detached = search_logits(logits);
+/// `logits` of rows that were spared dropout come back whole.
+DMoEImpl::Answers DMoEImpl::call(const Rows& rows, Logits& logits, const RoutingLimits& limits) {
+  const auto whole = search_logits(logits.whole, false);
+  const auto detached = search_logits(logits.used, !whole.empty());
   const auto biased = gate->choice_logits(detached);
+  const auto biased_whole = whole.empty() ? whole : gate->choice_logits(whole);
 
   std::vector<torch::Tensor> outputs(1);
   MixtureAnswers answers;
   Answers result;
   {
     const torch::NoGradGuard no_grad;
-    ForwardPass pass(*client_, *search_, options_, rows.sent, biased, rows.row_shape, limits);
+    ForwardPass pass(*client_, *search_, options_, rows.sent, {biased, biased_whole}, rows.row_shape, limits);
     const auto account = [&](bool returned) {
       counters_->update([&](LayerStats& stats) {
         pass.pass().add_to(stats);
@@ -147,12 +153,13 @@ DMoEImpl::Answers DMoEImpl::call(const Rows& rows, const std::vector<torch::Tens
     }
     account(true);
     result.choices = pass.choices();
-    note_choices(result.choices, detached);
+    note_choices(result.choices, with_rows_of(detached, whole, answers.spared));
     outputs[0] = std::exchange(answers.outputs, {});
   }
   result.cells = answers.cells;
   result.answered = answers.answered;
   result.over_capacity = answers.over_capacity;
+  logits.spare(answers.spared);
   bool wanted = is_training();
   for (const auto& tensor : rows.inputs) wanted = wanted || tensor.requires_grad();
   if (wanted && !answers.calls.empty()) {
@@ -219,12 +226,11 @@ DMoEImpl::Rows DMoEImpl::flatten(const torch::Tensor& input, const std::vector<t
   return rows;
 }
 
-std::vector<torch::Tensor> DMoEImpl::search_logits(const std::vector<torch::Tensor>& logits) const {
+/// @param masked whether dropout set cells to -inf.
+std::vector<torch::Tensor> DMoEImpl::search_logits(const std::vector<torch::Tensor>& logits, bool masked) {
   std::vector<torch::Tensor> result;
   for (const auto& dimension : logits) {
     result.push_back(dimension.detach().to(torch::kCPU, torch::kFloat).contiguous());
-    // Cells that dropout masks are -inf.
-    const bool masked = is_training() && options_.cell_dropout() > 0;
     if (masked ? result.back().isnan().any().item<bool>() : !net::all_finite(result.back())) {
       refuse("DMoE: the gate's logits are not finite; the input or the gate's parameters hold NaN or Inf");
     }

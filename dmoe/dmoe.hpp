@@ -66,6 +66,7 @@ struct DMoEOptions {
   /// Of the gate, in training only; see ProductKeyGateOptions.
   TORCH_ARG(double, gate_noise) = 0.0;
   TORCH_ARG(double, gate_temperature) = 1.0;
+  /// A row that it would leave fewer live experts than k_min (and than one) is spared; likewise one that lost answers.
   TORCH_ARG(double, cell_dropout) = 0.0;
   TORCH_ARG(double, gate_balance_rate) = 0.0;
   /// Extra calls, as a share of all forward calls, that rows may make to their next best expert when one takes more
@@ -144,13 +145,14 @@ class DMoEImpl : public torch::nn::Cloneable<DMoEImpl> {
  private:
   friend class SwitchDMoEImpl;
   struct Rows;
+  struct Logits;
   struct Answers;
-  torch::Tensor run(const Rows& rows, const std::vector<torch::Tensor>& logits);
-  Answers call(const Rows& rows, const std::vector<torch::Tensor>& logits, const RoutingLimits& limits);
+  torch::Tensor run(const Rows& rows, Logits& logits);
+  Answers call(const Rows& rows, Logits& logits, const RoutingLimits& limits);
   void note_choices(const gating::BeamResult& choices, const std::vector<torch::Tensor>& logits);
-  std::vector<torch::Tensor> gate_logits(const Rows& rows);
+  Logits gate_logits(const Rows& rows);
   Rows flatten(const torch::Tensor& input, const std::vector<torch::Tensor>& extra) const;
-  std::vector<torch::Tensor> search_logits(const std::vector<torch::Tensor>& logits) const;
+  static std::vector<torch::Tensor> search_logits(const std::vector<torch::Tensor>& logits, bool masked);
   torch::Tensor mix(const std::vector<torch::Tensor>& logits, const torch::Tensor& cells, const torch::Tensor& answered,
                     const torch::Tensor& outputs) const;
 

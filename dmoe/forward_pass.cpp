@@ -2,6 +2,7 @@
 
 #include "dmoe/fresh_seed.hpp"
 #include "dmoe/hedge_budget.hpp"
+#include "dmoe/routing.hpp"
 #include "dmoe/server_formats.hpp"
 #include "dmoe/server_health.hpp"
 #include "dmoe/usual_times.hpp"
@@ -13,6 +14,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -58,13 +60,13 @@ std::vector<std::int64_t> shape_of(std::initializer_list<std::int64_t> first, co
 }  // namespace
 
 ForwardPass::ForwardPass(Client& client, gating::BeamSearch& search, const DMoEOptions& options,
-                         const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& logits,
+                         const std::vector<at::Tensor>& inputs, ChoiceLogits logits,
                          std::vector<std::int64_t> row_shape, const RoutingLimits& limits)
     : client_(client),
       search_(search),
       options_(options),
       inputs_(inputs),
-      logits_(logits),
+      logits_(std::move(logits)),
       row_shape_(std::move(row_shape)),
       limits_(limits),
       rows_(inputs.front().size(0)),
@@ -101,6 +103,10 @@ void ForwardPass::choose_all() {
   std::iota(all.begin(), all.end(), 0);
   if (limits_.whole_grid) search_.look_everywhere(start_ + (deadline_ - start_) / 4);
   choices_ = search(all, static_cast<std::size_t>(k_));
+  if (const auto rows = rows_short_of_experts(); !rows.empty()) {
+    spare(rows);
+    choices_ = search(all, static_cast<std::size_t>(k_));
+  }
   const auto& found = *choices_;
   known_experts_ = found.experts();
   unanswered_lookups_ = found.unanswered();
@@ -123,6 +129,27 @@ void ForwardPass::choose_all() {
   for (std::int64_t row = 0; row < rows_; ++row) {
     if (quorum_.lost(row) && !options_.allow_zero_outputs()) fail_row(row);
   }
+}
+
+/// Because dropout masked the cells of those that live.
+std::vector<std::int64_t> ForwardPass::rows_short_of_experts() const {
+  std::vector<std::int64_t> rows;
+  if (logits_.whole.empty()) return rows;
+  const auto needed = static_cast<std::size_t>(std::max<std::int64_t>(options_.k_min(), 1));
+  for (std::int64_t row = 0; row < rows_; ++row) {
+    if (choices_->row(static_cast<std::size_t>(row)).size() < needed) rows.push_back(row);
+  }
+  return rows;
+}
+
+/// Dropout is there to spread rows over experts, never to leave one without: such a row gets all its cells back.
+void ForwardPass::spare(const std::vector<std::int64_t>& rows) {
+  if (logits_.whole.empty()) return;
+  logits_.used = with_rows_of(std::move(logits_.used), logits_.whole, rows);
+  const auto old = static_cast<std::ptrdiff_t>(spared_.size());
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(spared_), [&](auto row) {
+    return std::find(spared_.begin(), spared_.begin() + old, row) == spared_.begin() + old;
+  });
 }
 
 /// Those that rank lowest with the expert they chose first, wherever they stand in the batch.
@@ -152,6 +179,7 @@ void ForwardPass::replace_lost() {
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   for (const auto row : rows) ++replacements_[static_cast<std::size_t>(row)];
+  spare(rows);
   // Enough to find k new ones behind those that were tried; the banned ones are left out already.
   const auto found = search(rows, static_cast<std::size_t>(2 * k_));
   std::vector<Assignment> assignments;
@@ -229,7 +257,7 @@ gating::BeamResult ForwardPass::search(const std::vector<std::int64_t>& rows, st
   const bool all = static_cast<std::int64_t>(rows.size()) == rows_;
   std::vector<at::Tensor> chosen;
   std::vector<const float*> pointers;
-  for (const auto& logits : logits_) {
+  for (const auto& logits : logits_.used) {
     chosen.push_back(all ? logits : logits.index_select(0, torch::tensor(rows, torch::kInt64)));
     pointers.push_back(chosen.back().data_ptr<float>());
   }
@@ -415,6 +443,7 @@ MixtureAnswers ForwardPass::collect() {
     if (!call.places.empty()) answers.calls.push_back(std::move(call));
   }
   answers.over_capacity = over_capacity_;
+  answers.spared = spared_;
   return answers;
 }
 

@@ -24,6 +24,14 @@ struct RoutingLimits {
   bool whole_grid = false;
 };
 
+/// What rows are searched experts for by: CPU, contiguous, float32; one [rows, grid[d]] tensor per dimension.
+struct ChoiceLogits {
+  std::vector<at::Tensor> used;
+  /// Before dropout set cells of `used` to -inf; empty where none did. Rows to which dropout, or failures, left too few
+  /// experts are searched by these.
+  std::vector<at::Tensor> whole;
+};
+
 /// The rows that one expert answered, kept for backward.
 struct AnsweredCall {
   ExpertUid uid;
@@ -43,16 +51,17 @@ struct MixtureAnswers {
   at::Tensor cells;     ///< [rows, k, D] int64, CPU: the experts' coordinates; zeros where there is none.
   std::vector<AnsweredCall> calls;
   std::vector<std::int64_t> over_capacity;  ///< Rows.
+  std::vector<std::int64_t> spared;         ///< Rows that were searched by ChoiceLogits::whole.
 };
 
 /// Chooses, calls and collects. Belongs to one thread.
 class ForwardPass {
  public:
-  /// @param inputs CPU, contiguous; [rows, …] each. @param logits CPU, contiguous, float32; one [rows, grid[d]] per
-  /// dimension. @param row_shape an expert's output for one row. All outlive the pass.
+  /// @param inputs CPU, contiguous; [rows, …] each; outlive the pass, as do all references. @param row_shape an
+  /// expert's output for one row.
   ForwardPass(Client& client, gating::BeamSearch& search, const DMoEOptions& options,
-              const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& logits,
-              std::vector<std::int64_t> row_shape, const RoutingLimits& limits = {});
+              const std::vector<at::Tensor>& inputs, ChoiceLogits logits, std::vector<std::int64_t> row_shape,
+              const RoutingLimits& limits = {});
 
   /// @throws Exception when rows are below k_min and zeros are not allowed.
   MixtureAnswers run();
@@ -83,6 +92,8 @@ class ForwardPass {
   };
 
   void choose_all();
+  std::vector<std::int64_t> rows_short_of_experts() const;
+  void spare(const std::vector<std::int64_t>& rows);
   void excuse_over_capacity();
   void replace_lost();
   CallBatch::TimePoint next_hedge() const;
@@ -108,7 +119,7 @@ class ForwardPass {
   gating::BeamSearch& search_;
   const DMoEOptions& options_;
   const std::vector<at::Tensor>& inputs_;
-  const std::vector<at::Tensor>& logits_;
+  ChoiceLogits logits_;
   const std::vector<std::int64_t> row_shape_;
   const RoutingLimits limits_;
   const std::int64_t rows_;
@@ -129,6 +140,7 @@ class ForwardPass {
   std::vector<std::int64_t> cells_;                  // rows × k × D.
   std::vector<CallBatch::TimePoint> hedge_at_;       // Of each call: when it becomes slow; max(): never.
   std::vector<std::int64_t> over_capacity_;          // Rows.
+  std::vector<std::int64_t> spared_;                 // Rows.
   std::optional<gating::BeamResult> choices_;
   std::uint64_t hedged_calls_ = 0;
   std::size_t known_experts_ = 0;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "dmoe/dmoe.hpp"
+#include "dmoe/routing.hpp"
 #include "gating/beam_search.hpp"
 
 #include <torch/types.h>
 
+#include <utility>
 #include <vector>
 
 namespace dmoe {
@@ -22,6 +24,15 @@ struct DMoEImpl::Rows {
   torch::Tensor shaped(const torch::Tensor& mixed) const {
     return mixed.to(inputs.front().scalar_type()).reshape(output_shape);
   }
+};
+
+/// The gate's logits for the rows: one [R, grid[d]] tensor per dimension, part of the graph.
+struct DMoEImpl::Logits {
+  std::vector<torch::Tensor> used;   ///< Cells that dropout masks are -inf.
+  std::vector<torch::Tensor> whole;  ///< Without dropout; empty where none acts.
+
+  /// Gives `rows` all their cells back.
+  void spare(const std::vector<std::int64_t>& rows) { used = with_rows_of(std::move(used), whole, rows); }
 };
 
 /// The experts' answers, part of the graph.

@@ -6,6 +6,16 @@
 
 namespace dmoe {
 
+std::vector<at::Tensor> with_rows_of(std::vector<at::Tensor> logits, const std::vector<at::Tensor>& other,
+                                     const std::vector<std::int64_t>& rows) {
+  if (rows.empty()) return logits;
+  const auto index = torch::tensor(rows, torch::kInt64).to(logits.front().device());
+  for (std::size_t d = 0; d < logits.size(); ++d) {
+    logits[d] = logits[d].index_copy(0, index, other[d].index_select(0, index));
+  }
+  return logits;
+}
+
 std::vector<std::uint64_t> chosen_rows(const gating::BeamResult& found) {
   std::vector<std::uint64_t> rows(found.experts(), 0);
   for (std::size_t row = 0; row < found.rows(); ++row) {

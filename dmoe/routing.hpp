@@ -11,6 +11,10 @@
 
 namespace dmoe {
 
+/// `logits` with the given rows of `other`; tensors of one device, gradients pass. No rows: `logits` themselves.
+std::vector<at::Tensor> with_rows_of(std::vector<at::Tensor> logits, const std::vector<at::Tensor>& other,
+                                     const std::vector<std::int64_t>& rows);
+
 /// Rows that chose each expert, by its index in the result.
 std::vector<std::uint64_t> chosen_rows(const gating::BeamResult& found);
 

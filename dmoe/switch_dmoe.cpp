@@ -46,8 +46,9 @@ torch::Tensor SwitchDMoEImpl::forward(const torch::Tensor& input) { return forwa
 std::pair<torch::Tensor, torch::Tensor> SwitchDMoEImpl::forward_balanced(const torch::Tensor& input) {
   auto rows = layer->flatten(input, {});
   rows.gate_input = jittered(rows.gate_input);
-  const auto logits = layer->gate_logits(rows);
-  const auto answers = layer->call(rows, logits, {options_.capacity_factor(), /*whole_grid=*/true});
+  auto gate_logits = layer->gate_logits(rows);
+  const auto answers = layer->call(rows, gate_logits, {options_.capacity_factor(), /*whole_grid=*/true});
+  const auto& logits = gate_logits.used;
   const auto device = logits.front().device();
 
   const auto live = live_cells(answers.choices, logits.size()).to(device);

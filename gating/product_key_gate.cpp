@@ -55,15 +55,28 @@ void ProductKeyGateImpl::pretty_print(std::ostream& stream) const {
   stream << "])";
 }
 
-std::vector<torch::Tensor> ProductKeyGateImpl::forward(const torch::Tensor& input) {
+std::vector<torch::Tensor> ProductKeyGateImpl::forward(const torch::Tensor& input) { return masked(scores(input)); }
+
+std::vector<torch::Tensor> ProductKeyGateImpl::scores(const torch::Tensor& input) {
   auto logits = projection->forward(input);
   if (options_.temperature() != 1.0) logits = logits / options_.temperature();
   if (is_training() && options_.noise() > 0) logits = logits + torch::randn_like(logits) * options_.noise();
-  auto dimensions = logits.split_with_sizes(options_.grid(), /*dim=*/1);
-  if (is_training() && options_.cell_dropout() > 0) {
-    for (auto& dimension : dimensions) dimension = drop_cells(dimension, options_.cell_dropout());
+  std::vector<torch::Tensor> dimensions;
+  std::int64_t first = 0;
+  // Not a split: libtorch 1.13's lazy backend, which stands for devices in tests, gives its parts no memory.
+  for (const auto size : options_.grid()) {
+    dimensions.push_back(logits.narrow(/*dim=*/1, first, size));
+    first += size;
   }
   return dimensions;
+}
+
+std::vector<torch::Tensor> ProductKeyGateImpl::masked(const std::vector<torch::Tensor>& scores) const {
+  if (!masks_cells()) return scores;
+  std::vector<torch::Tensor> logits;
+  logits.reserve(scores.size());
+  for (const auto& dimension : scores) logits.push_back(drop_cells(dimension, options_.cell_dropout()));
+  return logits;
 }
 
 torch::Tensor ProductKeyGateImpl::present_bias() const {

@@ -24,7 +24,8 @@ struct ProductKeyGateOptions {
   TORCH_ARG(double, noise) = 0.0;
   /// Logits are divided by it: above 1 flattens the mixture.
   TORCH_ARG(double, temperature) = 1.0;
-  /// Share of coordinates per dimension and row that is masked (-inf) in training; at least one always stays.
+  /// Share of coordinates per dimension and row that is masked (-inf) in training; a row's best one always stays. Which
+  /// experts live is not known here: in a sparse grid a row may lose all of them (DMoE sees to such rows).
   TORCH_ARG(double, cell_dropout) = 0.0;
   /// Balances the load without a loss: each coordinate has a bias that is added to its logits when experts are chosen,
   /// and nowhere else, and that moves by this much per step towards an even load. 0: no bias. 0.001 in the paper.
@@ -52,6 +53,12 @@ class ProductKeyGateImpl : public torch::nn::Cloneable<ProductKeyGateImpl> {
   /// @param input [B, in_features]. @return one [B, grid[d]] tensor of unnormalised logits per dimension. Masked cells
   /// are -inf. Without noise and dropout, and in eval mode, views of one [B, Σ grid] tensor.
   std::vector<torch::Tensor> forward(const torch::Tensor& input);
+
+  /// `forward` in two steps, for callers who learn in between which experts live: the logits before cells are masked …
+  std::vector<torch::Tensor> scores(const torch::Tensor& input);
+  /// … and after; `scores` themselves where no cell dropout acts.
+  std::vector<torch::Tensor> masked(const std::vector<torch::Tensor>& scores) const;
+  bool masks_cells() const { return is_training() && options_.cell_dropout() > 0; }
 
   /// What experts are to be chosen by: `logits` (of any device, without a graph) plus the bias.
   std::vector<torch::Tensor> choice_logits(const std::vector<torch::Tensor>& logits) const;

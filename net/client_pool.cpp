@@ -22,7 +22,11 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr std::chrono::seconds kKeepFrameMemory{5};
+<<<<<<< HEAD
 constexpr std::chrono::seconds kProgressTimeout{5};
+=======
+constexpr std::size_t kMostMeanwhile = 4;  ///< Times bulk_bytes, on the first connection while the second opens.
+>>>>>>> h/layer
 
 std::string describe_call(schema::Call::Reader call) {
   switch (call.which()) {
@@ -131,8 +135,7 @@ void RpcClient::Pool::take_inbox() {
 void RpcClient::Pool::accept(Submission submission) {
   if (stopped_) return fail_later(std::move(submission.calls), {Errc::kCancelled, "this client was stopped", {}});
   if (submission.failure) return fail_later(std::move(submission.calls), *submission.failure);
-  const bool bulk = submission.frame->size() > options_.bulk_bytes;
-  auto connection = connection_for(submission.endpoint, bulk);
+  auto connection = connection_for(submission.endpoint, submission.frame->size());
   if (connection.has_error()) return fail_later(std::move(submission.calls), connection.error());
   if ((*connection)->queued_bytes() + submission.frame->size() > options_.max_queued_bytes) {
     return fail_later(std::move(submission.calls),
@@ -149,22 +152,29 @@ void RpcClient::Pool::accept(Submission submission) {
   (*connection)->send(std::move(submission.frame));
 }
 
-Result<std::shared_ptr<Connection>> RpcClient::Pool::connection_for(const Endpoint& endpoint, bool bulk) {
+Result<std::shared_ptr<Connection>> RpcClient::Pool::connection_for(const Endpoint& endpoint, std::size_t bytes) {
   auto& peer = peers_[endpoint];
+  const bool bulk = bytes > options_.bulk_bytes;
   auto& lane = peer.lanes.at(bulk ? 1 : 0);
-  if (lane) return lane;
+  // Two round trips until the second connection is open: more than a frame of moderate size delays others.
+  const auto control = peer.lanes[0];
+  const bool meanwhile = bulk && !(lane && lane->is_open()) && control && control->is_open() &&
+                         control->queued_bytes() + bytes <= kMostMeanwhile * options_.bulk_bytes;
+  if (lane) return meanwhile ? control : lane;
   const auto now = Clock::now();
   if (now < peer.retry_at) {
+    if (meanwhile) return control;
     return Error{Errc::kUnavailable, peer.failure + "; the next attempt is in " + millis_text(peer.retry_at - now), {}};
   }
   lane = std::make_shared<Connection>(strand_, endpoint, bulk, link_options_of(options_), options_.connect_timeout,
                                       weak_from_this());
+  lane->idle_since = now;  // Maybe nothing is waiting for it.
   // Later: a dial that fails at once must not end a call inside the function that starts it.
   asio::post(strand_, [connection = lane] {
     if (!connection->closed()) connection->dial();
   });
   schedule_tick();
-  return lane;
+  return meanwhile ? control : lane;
 }
 
 void RpcClient::Pool::on_open(Connection& connection) {

@@ -69,7 +69,7 @@ class RpcClient::Pool : public ConnectionOwner, public std::enable_shared_from_t
 
   void take_inbox();
   void accept(Submission submission);
-  Result<std::shared_ptr<Connection>> connection_for(const Endpoint& endpoint, bool bulk);
+  Result<std::shared_ptr<Connection>> connection_for(const Endpoint& endpoint, std::size_t bytes);
   std::shared_ptr<Connection> dial(const Endpoint& endpoint, bool bulk);
   void note_failed_dial(Peer& peer, const Error& why);
 

@@ -63,6 +63,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   std::size_t queued_bytes() const noexcept { return queued_bytes_; }
   bool closed() const noexcept { return closed_; }
+  /// After the handshake, and nobody has asked it to close.
+  bool is_open() const noexcept { return open_ && !closing_ && !closed_; }
   bool nothing_to_send() const noexcept { return queue_.empty() && !writing_; }
 
  protected:

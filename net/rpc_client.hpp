@@ -23,7 +23,9 @@ struct RpcClientOptions {
   std::chrono::milliseconds keepalive{20'000};          ///< Ping period while open (proxies cut at 60 s).
   std::chrono::milliseconds first_backoff{100};         ///< After a failed dial; doubles, with jitter, …
   std::chrono::milliseconds max_backoff{10'000};        ///< … to this. Calls meanwhile fail at once.
-  std::size_t bulk_bytes = 256 * 1024;                  ///< Larger frames use the endpoint's second connection.
+  /// Larger frames use the endpoint's second connection; those up to four times as large the first, while the second is
+  /// not open.
+  std::size_t bulk_bytes = 256 * 1024;
   /// Per connection, waiting to be sent; beyond it kOverloaded.
   std::size_t max_queued_bytes = 1024UL * 1024 * 1024;
 };

@@ -104,10 +104,7 @@ std::uint64_t trace_id(std::uint64_t seed, std::string_view uid, bool backward) 
 
 class TraceFile::Writer {
  public:
-  explicit Writer(TraceOptions options) : options_(std::move(options)) {
-    wall_ = std::chrono::system_clock::now().time_since_epoch();
-    steady_ = Clock::now();
-  }
+  explicit Writer(TraceOptions options) : options_(std::move(options)) { read_clocks(); }
 
   ~Writer() {
     {
@@ -171,6 +168,21 @@ class TraceFile::Writer {
       failed_ = failed_ || lost > 0;
       done_ += spans.size();
       written_.notify_all();
+    }
+  }
+
+  /// Both clocks at one moment, or traces of one machine would not fit together: of some tries the one in which this
+  /// thread was held up least in between.
+  void read_clocks() {
+    auto least = Clock::duration::max();
+    for (int i = 0; i < 16; ++i) {
+      const auto before = Clock::now();
+      const auto wall = std::chrono::system_clock::now().time_since_epoch();
+      const auto passed = Clock::now() - before;
+      if (passed >= least) continue;
+      least = passed;
+      wall_ = wall;
+      steady_ = before + passed / 2;
     }
   }
 

@@ -7,6 +7,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <sstream>
 
 namespace dmoe::gating {
@@ -60,6 +61,20 @@ TEST_CASE("noise and cell dropout act in training only and leave every row a cel
   CHECK(torch::allclose(quiet, gate->projection->forward(input) / 2.0));
 }
 
+TEST_CASE("cells are masked in a step of their own", "[gating]") {
+  torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
+  ProductKeyGate gate(ProductKeyGateOptions(4, {5, 7}).cell_dropout(0.9));
+  const auto scores = gate->scores(torch::randn({32, 4}));
+  const auto masked = gate->masked(scores);
+  for (std::size_t d = 0; d < scores.size(); ++d) {
+    CHECK(scores[d].isfinite().all().item<bool>());
+    CHECK((masked[d].isinf() | (masked[d] == scores[d])).all().item<bool>());
+  }
+  gate->eval();
+  CHECK_FALSE(gate->masks_cells());
+  CHECK(torch::equal(gate->masked(scores)[1], scores[1]));
+}
+
 TEST_CASE("the balancing loss has the gradient that finite differences give", "[gating][c15]") {
   torch::manual_seed(static_cast<std::uint64_t>(test::seed()));
   ProductKeyGate gate(ProductKeyGateOptions(3, {4, 3}));
@@ -80,6 +95,20 @@ TEST_CASE("the balancing loss has the gradient that finite differences give", "[
     bias[i] = value;
     CHECK(gradient[i].item<double>() == Approx((up - down) / (2 * step)).margin(1e-5));
   }
+}
+
+TEST_CASE("statistics tell an even gate from one with a single favourite", "[gating][c15]") {
+  const auto even = gate_statistics({torch::eye(4)}).front();  // Each row has its own best coordinate.
+  CHECK(even.coefficient_of_variation == Approx(0).margin(1e-6));
+  CHECK(torch::allclose(even.load, torch::full({4}, 0.25)));
+  CHECK(gate_statistics({torch::zeros({3, 4})}).front().entropy == Approx(std::log(4.0)).epsilon(1e-4));
+  auto favourite = torch::zeros({8, 4});
+  favourite.select(1, 2).fill_(1e3);
+  const auto skewed = gate_statistics({favourite, torch::zeros({8, 2})});
+  REQUIRE(skewed.size() == 2);
+  CHECK(skewed[0].entropy == Approx(0).margin(1e-6));
+  CHECK(skewed[0].load[2].item<float>() == 1.0F);
+  CHECK(skewed[0].coefficient_of_variation == Approx(std::sqrt(3.0)));  // Of (0, 0, 1, 0).
 }
 
 TEST_CASE("a skewed gate becomes even under the balancing loss", "[gating][c15]") {

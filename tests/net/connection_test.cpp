@@ -231,6 +231,38 @@ TEST_CASE("large calls take a connection of their own", "[connection]") {
   CHECK(accepted(metrics) == 2);
 }
 
+TEST_CASE("a large call does not wait for the connection of its own to open", "[connection]") {
+  std::vector<net::IncomingCall> held;
+  std::mutex mutex;
+  net::RpcServerOptions server_options;
+  server_options.max_connections = 1;
+  TestServer server(
+      [&](net::IncomingCall call) {
+        const std::lock_guard lock(mutex);
+        held.push_back(std::move(call));
+      },
+      server_options);
+  TestClient client;
+  auto small = client.forward(server.endpoint(), "ffn.0.0", 0, "x");
+  wait_until([&] {
+    const std::lock_guard lock(mutex);
+    return held.size() == 1;
+  });
+  // The server has no room for a second connection while the first is in use.
+  auto large = client.forward(server.endpoint(), "ffn.0.0", 0, std::string(300'000, 'x'));
+  auto again = client.forward(server.endpoint(), "ffn.0.0", 0, std::string(300'000, 'y'));
+  auto too_large = client.forward(server.endpoint(), "ffn.0.0", 0, std::string(1UL << 20U, 'x'));
+  CHECK(get(too_large).has_error());
+  wait_until([&] {
+    const std::lock_guard lock(mutex);
+    return held.size() == 3;
+  });
+  for (auto& call : held) echo(std::move(call));
+  CHECK(get(small).has_value());
+  CHECK(get(large).has_value());
+  CHECK(get(again).has_value());
+}
+
 TEST_CASE("a12 tensors beyond sixteen mebibytes pass both ways", "[connection][a12]") {
   TestServer server(echo);
   TestClient client;

@@ -57,6 +57,19 @@ TEST_CASE("a trace holds each span's beginning and end with its call's id", "[tr
   CHECK(events[3]["name"] == "quote \" and ? and ?");
 }
 
+TEST_CASE("traces of one machine put the same moment at the same place", "[trace]") {
+  const test::TemporaryFolder folder;
+  const auto same = span(1);
+  double first = 0;
+  for (int i = 0; i < 20; ++i) {
+    const auto file = folder.path() / ("trace" + std::to_string(i) + ".json");
+    (*TraceFile::create({file, "trainer"}))->add(same);
+    const auto begin = read(file).at(1)["ts"].get<double>();
+    if (i == 0) first = begin;
+    CHECK(std::abs(begin - first) < 1'000);  // Microseconds.
+  }
+}
+
 TEST_CASE("a trace begins anew before it is too large and keeps the one before", "[trace]") {
   const test::TemporaryFolder folder;
   const auto file = folder.path() / "trace.json";
