@@ -51,12 +51,17 @@ IoThreads::~IoThreads() {
 Payload payload_of(std::size_t bytes) { return std::make_shared<std::vector<std::uint64_t>>(bytes / 8, 1); }
 
 RpcPair::RpcPair(const RpcPairOptions& options)
-    : bulk_(payload_of(options.bulk_bytes)),
-      server_io_(options.threads),
-      client_io_(options.threads),
-      server_(server_io_.io(), {}, [this](net::IncomingCall call) { answer(std::move(call), bulk_); }) {
-  server_.listen().value();
-  for (std::size_t i = 0; i < options.clients; ++i) clients_.emplace_back(client_io_.io().get_executor());
+    : address_{options.address, 0}, patience_(options.patience), bulk_(payload_of(options.bulk_bytes)) {
+  if (options.before_server) options.before_server();
+  server_io_ = std::make_unique<IoThreads>(options.threads);
+  net::RpcServerOptions server_options;
+  server_options.listen = address_;
+  server_ = std::make_unique<net::RpcServer>(server_io_->io(), server_options,
+                                             [this](net::IncomingCall call) { answer(std::move(call), bulk_); });
+  server_->listen().value();
+  if (options.before_clients) options.before_clients();
+  client_io_ = std::make_unique<IoThreads>(options.threads);
+  for (std::size_t i = 0; i < options.clients; ++i) clients_.emplace_back(client_io_->io().get_executor());
 }
 
 void RpcPair::start(std::size_t client, const char* uid, const Payload& payload, OnReply on_reply) {
@@ -68,8 +73,8 @@ void RpcPair::start(std::size_t client, const char* uid, const Payload& payload,
                      attachments.keep(payload);
                      write_tensor(forward.initInputs(1)[0], payload->data(), payload->size() * 8);
                    },
-                   Clock::now() + std::chrono::seconds(30), std::move(on_reply)});
-  clients_[client].start({"127.0.0.1", server_.port()}, std::move(calls));
+                   Clock::now() + patience_, std::move(on_reply)});
+  clients_[client].start({address_.host, server_->port()}, std::move(calls));
 }
 
 void RpcPair::call_and_wait(std::size_t client, const char* uid, const Payload& payload) {

@@ -43,6 +43,11 @@ struct RpcPairOptions {
   std::size_t clients = 1;     ///< Each with a connection of its own.
   int threads = 1;             ///< Of the server's io_context, and of the clients'.
   std::size_t bulk_bytes = 0;  ///< What the server's "source" answers with.
+  std::string address = "127.0.0.1";
+  std::chrono::milliseconds patience{30'000};  ///< Of each call.
+  /// Called before the threads and sockets of either side are made.
+  std::function<void()> before_server = {};
+  std::function<void()> before_clients = {};
 };
 
 /// The server answers by uid: "echo" with the input, "sink" with nothing, "source" with `bulk_bytes`.
@@ -60,10 +65,12 @@ class RpcPair {
   const Payload& bulk() const noexcept { return bulk_; }
 
  private:
+  const net::Endpoint address_;  ///< Without its port.
+  const std::chrono::milliseconds patience_;
   Payload bulk_;
-  IoThreads server_io_;
-  IoThreads client_io_;
-  net::RpcServer server_;
+  std::unique_ptr<IoThreads> server_io_;
+  std::unique_ptr<net::RpcServer> server_;
+  std::unique_ptr<IoThreads> client_io_;
   std::deque<net::RpcClient> clients_;
 };
 

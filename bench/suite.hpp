@@ -45,6 +45,7 @@ using Suite = std::function<void(const Options&, Reporter&)>;
 // Each in its own file, <name>_bench.cpp. A suite measures its own baseline in the same run, and throws
 // std::runtime_error when it cannot measure what its fields say.
 void rpc_suite(const Options& options, Reporter& reporter);
+void lossy_suite(const Options& options, Reporter& reporter);
 void connections_suite(const Options& options, Reporter& reporter);
 void server_suite(const Options& options, Reporter& reporter);
 void batching_suite(const Options& options, Reporter& reporter);

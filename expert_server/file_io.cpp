@@ -82,10 +82,11 @@ Result<void> File::read(std::span<std::uint8_t> bytes) {
 
 Result<std::size_t> File::read_at(std::uint64_t offset, std::span<std::uint8_t> bytes) {
   std::size_t got = 0;
+  bool again = true;  // Another thread may have left direct transfers while this one's was refused.
   while (got < bytes.size()) {
     const auto now = ::pread(descriptor_, bytes.data() + got, bytes.size() - got, static_cast<off_t>(offset + got));
     if (now < 0 && errno == EINTR) continue;
-    if (now < 0 && errno == EINVAL && leave_direct()) continue;
+    if (now < 0 && errno == EINVAL && (leave_direct() || std::exchange(again, false))) continue;
     if (now < 0) return failure("read");
     if (now == 0) break;
     got += static_cast<std::size_t>(now);

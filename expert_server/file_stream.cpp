@@ -1,12 +1,17 @@
 #include "expert_server/file_stream.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <utility>
+#include <vector>
 
 namespace dmoe::expert_server {
 namespace {
+
+/// Two cores are kept busy with digests while the disk answers the third.
+constexpr std::size_t kReaders = 3;
 
 StreamPiece new_piece() {
   StreamPiece piece(static_cast<std::uint8_t*>(std::aligned_alloc(kDirectAlignment, kStreamPiece)), &std::free);
@@ -18,7 +23,7 @@ std::size_t aligned_up(std::size_t size) { return (size + kDirectAlignment - 1) 
 
 }  // namespace
 
-StreamWriter::StreamWriter(File& file, Sha256Stream& digest)
+StreamWriter::StreamWriter(File& file, PieceDigest& digest)
     : file_(file), digest_(digest), pieces_{new_piece(), new_piece()} {
   file_.bypass_cache();
 }
@@ -38,7 +43,7 @@ Result<void> StreamWriter::add(std::span<const std::uint8_t> bytes) {
 /// Hands the current piece to the disk and begins the other one.
 Result<void> StreamWriter::flush() {
   auto* piece = pieces_[current_].get();
-  digest_.add({piece, filled_});
+  digest_.add(static_cast<std::size_t>(offset_ / kStreamPiece), {piece, filled_});
   if (auto done = wait(); !done) return done;
   const auto size = aligned_up(filled_);
   std::memset(piece + filled_, 0, size - filled_);
@@ -53,56 +58,55 @@ Result<void> StreamWriter::flush() {
 
 Result<void> StreamWriter::wait() { return writing_.valid() ? writing_.get() : Result<void>{}; }
 
-Result<void> StreamWriter::finish() {
+Result<std::uint64_t> StreamWriter::finish() {
   const auto size = offset_ + filled_;
   if (filled_ > 0) {
-    if (auto done = flush(); !done) return done;
+    if (auto done = flush(); !done) return done.error();
   }
-  if (auto done = wait(); !done) return done;
-  return file_.resize(size);
+  if (auto done = wait(); !done) return done.error();
+  if (auto done = file_.resize(size); !done) return done.error();
+  return size;
 }
 
-StreamReader::StreamReader(File& file, Sha256Stream& digest, std::uint64_t offset)
-    : file_(file),
-      digest_(digest),
-      pieces_{new_piece(), new_piece()},
-      next_(offset / kDirectAlignment * kDirectAlignment),
-      skip_(static_cast<std::size_t>(offset - next_)) {
-  file_.bypass_cache();
-  read_next();
-}
-
-/// Begins to read into the piece that is not taken from.
-void StreamReader::read_next() {
-  reading_ = std::async(std::launch::async, [this, piece = pieces_[1 - current_].get(), offset = next_] {
-    return file_.read_at(offset, {piece, kStreamPiece});
-  });
-  next_ += kStreamPiece;
-}
-
-Result<void> StreamReader::turn() {
-  const auto got = reading_.get();
-  if (!got) return got.error();
-  current_ = 1 - current_;
-  const auto skipped = std::min(std::exchange(skip_, 0), *got);
-  left_ = {pieces_[current_].get() + skipped, *got - skipped};
-  if (left_.empty()) return file_.ends_early();
-  read_next();
-  return {};
-}
-
-Result<void> StreamReader::take(std::span<std::uint8_t> into) {
-  while (!into.empty()) {
-    if (left_.empty()) {
-      if (auto turned = turn(); !turned) return turned;
+Result<void> read_in_pieces(File& file, std::uint64_t size, std::uint8_t* into,
+                            const std::function<void(std::size_t, std::span<std::uint8_t>)>& on_piece) {
+  file.bypass_cache();
+  const auto pieces = static_cast<std::size_t>((size + kStreamPiece - 1) / kStreamPiece);
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  const auto read = [&](std::size_t index) -> Result<void> {
+    const auto offset = std::uint64_t{index} * kStreamPiece;
+    const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(kStreamPiece, size - offset));
+    const std::span<std::uint8_t> piece(into + offset, wanted);
+    const auto got = file.read_at(offset, {piece.data(), aligned_up(wanted)});
+    if (!got) return got.error();
+    if (*got < wanted) return file.ends_early();
+    on_piece(index, piece);
+    return {};
+  };
+  const auto read_while_there_are = [&]() -> Result<void> {
+    try {
+      for (auto index = next++; index < pieces && !failed; index = next++) {
+        if (auto done = read(index); !done) {
+          failed = true;
+          return done;
+        }
+      }
+      return {};
+    } catch (...) {
+      failed = true;
+      throw;
     }
-    const auto size = std::min(into.size(), left_.size());
-    digest_.add(left_.first(size));
-    std::memcpy(into.data(), left_.data(), size);
-    left_ = left_.subspan(size);
-    into = into.subspan(size);
+  };
+  std::vector<std::future<Result<void>>> others;  // Wait when they are destroyed.
+  for (std::size_t i = 1; i < std::min(kReaders, pieces); ++i) {
+    others.push_back(std::async(std::launch::async, read_while_there_are));
   }
-  return {};
+  auto outcome = read_while_there_are();
+  for (auto& other : others) {
+    if (auto theirs = other.get(); outcome && !theirs) outcome = std::move(theirs);
+  }
+  return outcome;
 }
 
 }  // namespace dmoe::expert_server

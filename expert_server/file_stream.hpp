@@ -2,12 +2,13 @@
 #pragma once
 
 #include "expert_server/file_io.hpp"
-#include "expert_server/sha256_stream.hpp"
+#include "expert_server/piece_digest.hpp"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <memory>
 #include <span>
@@ -16,23 +17,24 @@ namespace dmoe::expert_server {
 
 /// Memory that the disk can reach by itself, kStreamPiece bytes.
 using StreamPiece = std::unique_ptr<std::uint8_t[], decltype(&std::free)>;
-inline constexpr std::size_t kStreamPiece = 4UL * 1024 * 1024;
+inline constexpr std::size_t kStreamPiece = kDigestPiece;
 
 /// Writes a file from its start. While one piece is on its way to the disk, the next is filled and added to the digest.
 /// Not thread-safe. May throw std::bad_alloc.
 class StreamWriter {
  public:
   /// Both outlive this. The file is empty.
-  StreamWriter(File& file, Sha256Stream& digest);
+  StreamWriter(File& file, PieceDigest& digest);
   Result<void> add(std::span<const std::uint8_t> bytes);
-  Result<void> finish();  ///< Everything is with the file then, though not fsynced.
+  /// Everything is with the file then, though not fsynced. Returns its size.
+  Result<std::uint64_t> finish();
 
  private:
   Result<void> flush();
   Result<void> wait();
 
   File& file_;
-  Sha256Stream& digest_;
+  PieceDigest& digest_;
   std::array<StreamPiece, 2> pieces_;
   std::size_t current_ = 0;  ///< Of pieces_: being filled.
   std::size_t filled_ = 0;
@@ -40,26 +42,12 @@ class StreamWriter {
   std::future<Result<void>> writing_;  ///< Waits when it is destroyed, as `std::async` promises.
 };
 
-/// Reads a file from `offset` on. While the next piece is read, this one is added to the digest and copied to where it
-/// belongs. Not thread-safe. May throw std::bad_alloc.
-class StreamReader {
- public:
-  StreamReader(File& file, Sha256Stream& digest, std::uint64_t offset);
-  /// The next bytes. kInvalidArgument: the file ends before.
-  Result<void> take(std::span<std::uint8_t> into);
-
- private:
-  void read_next();
-  Result<void> turn();
-
-  File& file_;
-  Sha256Stream& digest_;
-  std::array<StreamPiece, 2> pieces_;
-  std::size_t current_ = 0;             ///< Of pieces_: being taken from.
-  std::span<const std::uint8_t> left_;  ///< Of the current piece.
-  std::uint64_t next_;                  ///< Where the piece after those begins.
-  std::size_t skip_;                    ///< Bytes of the first piece that are not wanted.
-  std::future<Result<std::size_t>> reading_;
-};
+/// Reads the first `size` bytes of a file, in pieces of kStreamPiece, several at once. `on_piece` gets the number and
+/// the bytes of each, on one of several threads, in any order; its exceptions are passed on.
+/// @param into  aligned to kDirectAlignment, with room for whole blocks of it.
+/// @return kInvalidArgument: the file ends before.
+/// May throw std::bad_alloc, and std::system_error when there is no thread.
+Result<void> read_in_pieces(File& file, std::uint64_t size, std::uint8_t* into,
+                            const std::function<void(std::size_t, std::span<std::uint8_t>)>& on_piece);
 
 }  // namespace dmoe::expert_server

@@ -1,5 +1,6 @@
 #include "expert_server/fresh_weights.hpp"
 
+#include "expert_server/large_tensor.hpp"
 #include "expert_server/parallel_range.hpp"
 #include "expert_server/uniform_fill.hpp"
 
@@ -23,7 +24,7 @@ std::uint64_t next_seed() {
 }
 
 at::Tensor drawn(at::IntArrayRef sizes, float bound) {
-  auto tensor = at::empty(sizes, at::kFloat);
+  auto tensor = large_empty(sizes, at::kFloat);
   if (!draws_weights) return tensor;
   const auto seed = next_seed();
   auto* values = tensor.data_ptr<float>();

@@ -2,6 +2,7 @@
 
 #include "expert_server/device_steps.hpp"
 #include "expert_server/invalid.hpp"
+#include "expert_server/large_tensor.hpp"
 #include "expert_server/optimizer_steps.hpp"
 
 #include <torch/types.h>
@@ -164,7 +165,9 @@ Result<double> Optimizer::step(const std::vector<ParameterGradient>& gradients, 
 
 void Optimizer::prepare(Slot& slot) const {
   while (slot.state.size() < state_names().size()) {
-    slot.state.push_back(at::zeros_like(slot.parameter.tensor));
+    const auto& weight = slot.parameter.tensor;
+    slot.state.push_back(weight.device().is_cpu() ? large_zeros(weight.sizes(), weight.scalar_type())
+                                                  : at::zeros_like(weight));
   }
   ++slot.step;
 }

@@ -12,6 +12,8 @@
 #include <atomic>
 #include <exception>
 #include <iterator>
+#include <string>
+#include <utility>
 
 namespace dmoe::expert_server {
 namespace {
@@ -21,7 +23,9 @@ constexpr std::chrono::microseconds kThreadSwitch{10};
 
 /// A batch of fewer rows does not keep several compute threads busy: they wait for the weights, or for each other.
 constexpr std::int64_t kSmallBatch = 16;
-constexpr std::size_t kMaxGroup = 64;    ///< Batches computed at once; bounds how long a newcomer waits.
+constexpr std::size_t kMaxGroup = 64;  ///< Batches computed at once; bounds how long a newcomer waits.
+constexpr std::chrono::milliseconds kShortestAdvice{10};  ///< When to come back.
+constexpr std::chrono::milliseconds kLongestAdvice{5'000};
 constexpr std::size_t kMaxLooked = 256;  ///< Pools looked at to fill a group.
 
 TaskPool& pool_of(HostedExpert& expert, Direction direction) {
@@ -83,6 +87,7 @@ Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direct
     auto& pool = pool_of(*expert, direction);
     const bool was_empty = pool.empty();
     const bool here = can_serve_here(*expert, pool, task.rows);
+    if (auto hopeless = cannot_be_in_time(task)) return std::move(*hopeless);
     if (auto pushed = pool.push(task); !pushed) return pushed;
     expert->last_used = std::chrono::steady_clock::now();
     if (here) {
@@ -96,6 +101,21 @@ Result<void> Runtime::submit(const std::shared_ptr<HostedExpert>& expert, Direct
   if (absent && options_.on_absent) options_.on_absent(expert);
   if (sleeping) wake_.notify_one();
   return {};
+}
+
+/// Tasks are served by age, so a newcomer will wait about as long as the oldest has: if its caller will have left by
+/// then, it is told now, while it can still go elsewhere. This is where a server that is full stops taking calls, at
+/// whatever rate and with however many experts that is.
+std::optional<Error> Runtime::cannot_be_in_time(const Task& task) const {
+  if (waiting_.empty()) return std::nullopt;
+  const auto now = std::chrono::steady_clock::now();
+  const auto overdue = now - waiting_.begin()->first.second->ready();
+  if (task.deadline - now > overdue) return std::nullopt;
+  const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(overdue);
+  return Error{Errc::kOverloaded,
+               "the oldest call waits for " + std::to_string(wait.count()) +
+                   " ms already, this one could not be answered in time",
+               std::clamp(wait, kShortestAdvice, kLongestAdvice)};
 }
 
 bool Runtime::can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const {

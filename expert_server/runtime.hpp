@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -81,8 +82,9 @@ class Runtime {
 
   /// Queues a task, or, when the device is idle and the expert has shown to need less time than waking its thread
   /// would, computes it at once on the calling thread (never while the device thread computes). On an error its reply
-  /// has not been called: kInvalidArgument (too many rows), kOverloaded, kUnavailable (stopping), kNotFound (the expert
-  /// was removed).
+  /// has not been called: kInvalidArgument (too many rows), kOverloaded (its pool is full, or calls wait so long
+  /// already that it would not be served before its deadline), kUnavailable (stopping), kNotFound (the expert was
+  /// removed).
   Result<void> submit(const std::shared_ptr<HostedExpert>& expert, Direction direction, Task& task);
 
   /// Runs `job` on the device thread between two batches, before any further one. False: stopped, it will not run.
@@ -122,6 +124,7 @@ class Runtime {
   struct Batch;
 
   int threads_now();
+  std::optional<Error> cannot_be_in_time(const Task& task) const;
   bool can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const;
   void serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert, Direction direction);
   void run();

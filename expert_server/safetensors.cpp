@@ -2,6 +2,8 @@
 
 #include "expert_server/file_io.hpp"
 #include "expert_server/file_stream.hpp"
+#include "expert_server/large_memory.hpp"
+#include "expert_server/piece_digest.hpp"
 #include "expert_server/sha256_stream.hpp"
 
 #include <torch/types.h>
@@ -13,6 +15,7 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <new>
 #include <optional>
 #include <random>
@@ -54,8 +57,8 @@ std::span<const std::uint8_t> bytes_of(const std::string& text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-std::span<std::uint8_t> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()};
+std::span<const std::uint8_t> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
 std::array<std::uint8_t, 8> little_endian(std::uint64_t value) {
@@ -71,10 +74,10 @@ std::uint64_t from_little_endian(const std::array<std::uint8_t, 8>& bytes) {
 }
 
 /// Where the digits stand in the header; npos: it was not written by this program.
-std::size_t digest_place(const std::string& header, const std::string& digits) {
-  const auto key = "\"" + std::string(kChecksumKey) + "\":\"";
-  const auto place = header.find(key + digits + "\"");
-  return place == std::string::npos ? place : place + key.size();
+std::size_t digest_place(const std::string& header, const std::string& key, const std::string& digits) {
+  const auto before = "\"" + key + "\":\"";
+  const auto place = header.find(before + digits + "\"");
+  return place == std::string::npos ? place : place + before.size();
 }
 
 // ---- writing
@@ -115,17 +118,18 @@ Result<void> write_body(File& file, const SafetensorsContent& content) {
   auto header = header_text(content);
   if (!header) return header.error();
   const auto length = little_endian(header->size());
-  Sha256Stream digest;
+  PieceDigest digest;
   StreamWriter stream(file, digest);
   if (auto done = stream.add(length); !done) return done;
   if (auto done = stream.add(bytes_of(*header)); !done) return done;
   for (const auto& item : content.tensors) {
     if (auto done = stream.add(bytes_of(item.tensor)); !done) return done;
   }
-  if (auto done = stream.finish(); !done) return done;
+  const auto size = stream.finish();
+  if (!size) return size.error();
   // The digest takes the place of its own zeros.
-  const auto place = digest_place(*header, std::string(kDigestDigits, '0'));
-  header->replace(place, kDigestDigits, digest.finish_hex());
+  const auto place = digest_place(*header, kChecksumKey, std::string(kDigestDigits, '0'));
+  header->replace(place, kDigestDigits, digest.finish_hex(*size));
   const auto blocks = first_blocks(length, *header);
   if (auto done = file.write_at(0, {blocks.get(), length.size() + header->size()}); !done) return done;
   return file.sync();
@@ -262,15 +266,83 @@ Result<Header> read_header(File& file, const fs::path& path) {
   return header;
 }
 
-/// The header as it was when its digest was taken.
-std::optional<std::string> with_zeroed_digest(const Header& header) {
-  const auto digest = header.metadata.find(kChecksumKey);
-  if (digest == header.metadata.end() || digest->second.size() != kDigestDigits) return std::nullopt;
-  auto text = header.text;
-  const auto place = digest_place(text, digest->second);
-  if (place == std::string::npos) return std::nullopt;
-  text.replace(place, kDigestDigits, kDigestDigits, '0');
-  return text;
+/// The digest that a file carries.
+struct Checksum {
+  bool in_pieces = true;  ///< Or a plain SHA-256.
+  std::string digits;
+  std::uint64_t place = 0;  ///< Of its first digit, in the file.
+};
+
+std::optional<Checksum> checksum_in(const Header& header) {
+  for (const char* key : {kChecksumKey, kPlainChecksumKey}) {
+    const auto digest = header.metadata.find(key);
+    if (digest == header.metadata.end() || digest->second.size() != kDigestDigits) continue;
+    const auto place = digest_place(header.text, key, digest->second);
+    if (place == std::string::npos) continue;
+    return Checksum{key == kChecksumKey, digest->second, sizeof(std::uint64_t) + place};
+  }
+  return std::nullopt;
+}
+
+/// Puts zeros where the digits are, if they are in `piece`, which begins at `offset`: so they were when the digest was
+/// taken.
+void blank(std::uint64_t place, std::uint64_t offset, std::span<std::uint8_t> piece) {
+  const auto begin = std::max(place, offset);
+  const auto end = std::min(place + kDigestDigits, offset + piece.size());
+  if (begin < end) std::memset(piece.data() + (begin - offset), '0', static_cast<std::size_t>(end - begin));
+}
+
+/// A file in memory, and what its bytes say about its digest.
+struct ReadFile {
+  std::shared_ptr<LargeMemory> memory;
+  bool intact = true;
+};
+
+/// Reads a file whose header was read before, and checks it.
+Result<ReadFile> read_all(File& file, const Header& header, const std::optional<Checksum>& checksum) {
+  const auto size = sizeof(std::uint64_t) + header.text.size() + header.data_bytes;
+  ReadFile read{std::make_shared<LargeMemory>(size), true};
+  PieceDigest pieces;
+  pieces.resize((size + kDigestPiece - 1) / kDigestPiece);
+  auto done = read_in_pieces(file, size, read.memory->data(), [&](std::size_t index, std::span<std::uint8_t> piece) {
+    if (checksum) blank(checksum->place, std::uint64_t{index} * kDigestPiece, piece);
+    if (checksum && checksum->in_pieces) pieces.add(index, piece);
+  });
+  if (!done) return done.error();
+  // The header that was acted upon is the one that was digested.
+  auto expected = header.text;
+  if (checksum) expected.replace(checksum->place - sizeof(std::uint64_t), kDigestDigits, kDigestDigits, '0');
+  const auto length = little_endian(expected.size());
+  const auto* bytes = read.memory->data();
+  read.intact = std::equal(length.begin(), length.end(), bytes) &&
+                std::memcmp(bytes + length.size(), expected.data(), expected.size()) == 0;
+  if (!checksum) return read;
+  if (checksum->in_pieces) {
+    read.intact = read.intact && pieces.finish_hex(size) == checksum->digits;
+  } else {
+    Sha256Stream plain;
+    plain.add({bytes, size});
+    read.intact = read.intact && plain.finish_hex() == checksum->digits;
+  }
+  return read;
+}
+
+/// The tensor that `entry` describes: a view of the file's memory, whose pages go back with it, or a copy where it is
+/// not aligned as torch's own tensors are.
+at::Tensor tensor_of(const Entry& entry, const std::shared_ptr<LargeMemory>& memory, std::uint64_t data_begin) {
+  auto* const bytes = memory->data() + data_begin + entry.begin;
+  const auto size = static_cast<std::size_t>(entry.end - entry.begin);
+  const auto options = at::TensorOptions(entry.dtype);
+  if (size == 0 || reinterpret_cast<std::uintptr_t>(bytes) % kCacheLine != 0) {
+    auto copy = at::empty(entry.shape, options);
+    if (size > 0) std::memcpy(copy.data_ptr(), bytes, size);
+    LargeMemory::release({bytes, size});
+    return copy;
+  }
+  const auto give_back = [memory, size](void* begin) {
+    LargeMemory::release({static_cast<std::uint8_t*>(begin), size});
+  };
+  return at::from_blob(bytes, entry.shape, give_back, options);
 }
 
 }  // namespace
@@ -310,20 +382,16 @@ static Result<SafetensorsContent> read_body(const fs::path& path, bool require_c
   if (!file) return file.error();
   auto header = read_header(*file, path);
   if (!header) return header.error();
-  const auto signed_text = with_zeroed_digest(*header);
-  if (!signed_text && require_checksum) return damaged(path, "it has no checksum");
-  Sha256Stream digest;
-  digest.add(little_endian(header->text.size()));
-  digest.add(bytes_of(signed_text ? *signed_text : header->text));
+  const auto checksum = checksum_in(*header);
+  if (!checksum && require_checksum) return damaged(path, "it has no checksum");
+  const auto read = read_all(*file, *header, checksum);
+  if (!read) return read.error();
+  if (!read->intact) return damaged(path, "its checksum does not match its content");
   SafetensorsContent content{std::move(header->metadata), {}};
-  StreamReader stream(*file, digest, sizeof(std::uint64_t) + header->text.size());
-  for (auto& entry : header->entries) {  // Bounded by the file's size, which was compared with their sum.
-    const auto& tensor = content.tensors.emplace_back(
-        NamedTensor{std::move(entry.name), at::empty(entry.shape, at::TensorOptions(entry.dtype))});
-    if (auto done = stream.take(bytes_of(tensor.tensor)); !done) return done.error();
-  }
-  if (signed_text && digest.finish_hex() != content.metadata[kChecksumKey]) {
-    return damaged(path, "its checksum does not match its content");
+  const auto data_begin = sizeof(std::uint64_t) + header->text.size();
+  for (auto& entry : header->entries) {
+    auto tensor = tensor_of(entry, read->memory, data_begin);
+    content.tensors.push_back({std::move(entry.name), std::move(tensor)});
   }
   return content;
 }

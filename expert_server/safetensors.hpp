@@ -12,9 +12,11 @@
 
 namespace dmoe::expert_server {
 
-/// Metadata key under which a file carries a SHA-256 over all of its bytes, taken with the digest's own 64 digits
-/// replaced by zeros.
-inline constexpr const char* kChecksumKey = "sha256";
+/// Metadata key under which a file carries a digest over all of its bytes (see PieceDigest), taken with the digest's
+/// own 64 digits replaced by zeros.
+inline constexpr const char* kChecksumKey = "sha256_pieces";
+/// The same as one plain SHA-256, as earlier versions wrote it; still read and checked.
+inline constexpr const char* kPlainChecksumKey = "sha256";
 inline constexpr std::uint64_t kMaxSafetensorsHeader = 16UL * 1024 * 1024;
 
 struct SafetensorsContent {
@@ -30,6 +32,8 @@ Result<void> write_safetensors(const std::filesystem::path& target, SafetensorsC
 /// Reads and checks a file: sizes before anything is allocated, header, offsets without gaps, dtypes, checksum.
 /// kNotFound: no such file; kInvalidArgument: damaged, naming what is wrong and where; kUnavailable: the disk refused.
 /// A file without a checksum (written by other programs) is accepted only if `require_checksum` is false.
+/// The tensors lie in the memory that the file was read into, where their alignment allows it: what is dropped gives
+/// its pages back, what stays holds no other's.
 Result<SafetensorsContent> read_safetensors(const std::filesystem::path& file, bool require_checksum = true);
 
 /// The metadata alone, without reading tensors or verifying the checksum.

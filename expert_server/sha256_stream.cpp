@@ -2,7 +2,6 @@
 
 #include <openssl/evp.h>
 
-#include <array>
 #include <stdexcept>
 
 namespace dmoe::expert_server {
@@ -24,12 +23,16 @@ void Sha256Stream::add(std::span<const std::uint8_t> bytes) {
   require(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()));
 }
 
-std::string Sha256Stream::finish_hex() {
+std::array<std::uint8_t, 32> Sha256Stream::finish() {
   std::array<std::uint8_t, 32> digest{};
   require(EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr));
+  return digest;
+}
+
+std::string Sha256Stream::finish_hex() {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (const auto byte : digest) {
+  for (const auto byte : finish()) {
     text += kDigits[byte >> 4U];
     text += kDigits[byte & 15U];
   }

@@ -1,5 +1,7 @@
 #include "expert_server/snapshot_copy.hpp"
 
+#include "expert_server/large_tensor.hpp"
+
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -30,7 +32,7 @@ std::vector<NamedTensor> SnapshotCopy::reserve(const std::vector<NamedTensor>& l
   copies.reserve(live.size());
   for (const auto& item : live) {
     auto from = item.tensor.detach().contiguous();
-    auto to = at::empty(from.sizes(), from.scalar_type());
+    auto to = large_empty(from.sizes(), from.scalar_type());
     copies.push_back({item.name, to});
     pairs_.push_back({std::move(from), std::move(to)});
   }

@@ -8,8 +8,11 @@
 #include "tests/expert_server/test_caller.hpp"
 #include "tests/support/catch.hpp"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 using namespace dmoe;
@@ -287,4 +290,55 @@ TEST_CASE("a server with more experts than it may hold announces and answers all
   REQUIRE(again.has_value());
   TestCaller second({"127.0.0.1", (*again)->port()});
   for (std::size_t i = 0; i < 6; ++i) CHECK(same_bits(second.forward(name_of(i), {x}).value()[0], answers[i]));
+}
+
+namespace {
+
+std::uint64_t resident_kib() {
+  std::ifstream statm("/proc/self/statm");
+  std::uint64_t pages = 0;
+  std::uint64_t resident = 0;
+  statm >> pages >> resident;
+  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) / 1'024;
+}
+
+/// Two experts take turns in the only place there is, each learning a step while one session stays open: every turn
+/// writes and unloads one and loads the other.
+void take_turns(int cycles) {
+  const TemporaryFolder folder;
+  ServerOptions options;
+  options.listen = {"127.0.0.1", 0};
+  options.expert_pattern = "ffn.[0:2]";
+  options.expert.hidden_dim = 256;  // 6.3 MB of weights, and twice as much that Adam keeps.
+  options.compute_threads = 1;
+  options.seed = 7;
+  options.data_dir = folder.path();
+  options.max_resident_experts = 1;
+  options.keep_checkpoints = 1;
+  const auto server = Server::start(options).value();
+  TestCaller caller({"127.0.0.1", server->port()});
+  const auto x = torch::randn({4, 256});
+  const auto cycle = [&] {
+    for (std::size_t i = 0; i < 2; ++i) REQUIRE(caller.backward(name_of(i), {x}, {x}).has_value());
+  };
+  cycle();
+  const auto first = resident_kib();
+  for (int i = 1; i < cycles; ++i) cycle();
+  INFO("KiB after the first cycle " << first << ", at the end " << resident_kib());
+#ifndef __SANITIZE_ADDRESS__  // It keeps freed memory for a while.
+  CHECK(resident_kib() <= first + first / 20);
+#endif
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(caller.info(name_of(i))->updates == static_cast<std::uint64_t>(cycles));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a8 experts that are unloaded give their memory back while sessions stay open", "[residency][server][a8]") {
+  take_turns(20);
+}
+
+TEST_CASE("a8 experts that are unloaded 200 times give their memory back while sessions stay open", "[.long][a8]") {
+  take_turns(200);
 }

@@ -98,6 +98,50 @@ TEST_CASE("expired tasks never reach the device", "[runtime]") {
   CHECK(*computed == 0);
 }
 
+TEST_CASE("g13 a call that would wait longer than its caller is refused at once", "[runtime][g13]") {
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
+  const auto busy = plus_one("test.0");
+  const auto other = plus_one("test.1");
+  Answers answers(3);
+  Roadblock block(runtime);
+  const auto now = std::chrono::steady_clock::now();
+  auto oldest = answers.task(0, {torch::zeros({1, 3})});
+  oldest.arrived = now - 10s;  // So the server is ten seconds behind.
+  REQUIRE(runtime.submit(busy, Direction::kForward, oldest).has_value());
+  for (const auto& expert : {busy, other}) {
+    auto hurried = answers.task(1, {torch::zeros({1, 3})});
+    hurried.deadline = now + 5s;
+    const auto refused = runtime.submit(expert, Direction::kForward, hurried);
+    REQUIRE(refused.has_error());
+    CHECK(refused.error().code == Errc::kOverloaded);
+    REQUIRE(refused.error().retry_after.has_value());
+    CHECK(*refused.error().retry_after > 0ms);
+  }
+  auto patient = answers.task(1, {torch::zeros({1, 3})});
+  patient.deadline = now + 60s;
+  CHECK(runtime.submit(other, Direction::kForward, patient).has_value());
+  auto endless = answers.task(2, {torch::zeros({1, 3})});
+  CHECK(runtime.submit(busy, Direction::kForward, endless).has_value());
+  block.release();
+  REQUIRE(answers.wait_all());
+}
+
+TEST_CASE("g13 calls that wait for company do not make a server look full", "[runtime][g13]") {
+  TaskPoolOptions options;
+  options.batch_timeout = 60s;
+  options.max_batch_rows = 2;
+  Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});
+  const auto expert = plus_one("test.0", options);
+  Answers answers(2);
+  auto first = answers.task(0, {torch::zeros({1, 3})});
+  first.arrived = std::chrono::steady_clock::now() - 10s;
+  REQUIRE(runtime.submit(expert, Direction::kForward, first).has_value());
+  auto second = answers.task(1, {torch::zeros({1, 3})});
+  second.deadline = std::chrono::steady_clock::now() + 30s;
+  CHECK(runtime.submit(expert, Direction::kForward, second).has_value());
+  CHECK(answers.wait_all());
+}
+
 TEST_CASE("cancelled tasks never reach the device and their neighbours do", "[runtime]") {
   auto rows = std::make_shared<std::atomic<std::int64_t>>(0);
   Runtime runtime({.compute_threads = 1, .grouped = true, .on_batch = {}, .on_dropped = {}});

@@ -1,6 +1,9 @@
 #include "expert_server/safetensors.hpp"
 
 #include "expert_server/file_io.hpp"
+#include "expert_server/large_memory.hpp"
+#include "expert_server/piece_digest.hpp"
+#include "expert_server/sha256_stream.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/support/catch.hpp"
 
@@ -42,6 +45,33 @@ SafetensorsContent sample() {
                      {"empty", torch::zeros({0, 4})}};
   return content;
 }
+
+/// Of several pieces: whole ones and a last one that is not.
+SafetensorsContent large_sample() {
+  return {{{"name", "large"}},
+          {{"matrix", torch::randn({3, 1'024, 1'024})}, {"odd", torch::randn({7})}, {"row", torch::randn({100'000})}}};
+}
+
+const at::Tensor& tensor_in(const SafetensorsContent& content, const std::string& name) {
+  const auto found =
+      std::find_if(content.tensors.begin(), content.tensors.end(), [&](const auto& item) { return item.name == name; });
+  REQUIRE(found != content.tensors.end());
+  return found->tensor;
+}
+
+std::span<const std::uint8_t> bytes_in(const std::string& text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+/// Where the digits of the digest under `key` begin.
+std::size_t digits_after(const std::string& text, const std::string& key) {
+  const auto before = "\"" + key + "\":\"";
+  const auto place = text.find(before);
+  REQUIRE(place != std::string::npos);
+  return place + before.size();
+}
+
+constexpr std::size_t kDigits = 64;
 
 }  // namespace
 
@@ -102,6 +132,115 @@ TEST_CASE("d2 a file cut short anywhere is noticed", "[safetensors][d2]") {
   }
   write_text(file, intact + "x");
   CHECK(read_safetensors(file).has_error());
+}
+
+TEST_CASE("d3 in a file of many pieces a bit or a byte or a whole piece out of its place is noticed",
+          "[safetensors][d3]") {
+  const TemporaryFolder folder;
+  const auto file = folder.path() / "x.safetensors";
+  const auto content = large_sample();
+  REQUIRE(write_safetensors(file, content).has_value());
+  const auto back = read_safetensors(file);
+  REQUIRE(back.has_value());
+  for (const auto& item : content.tensors) CHECK(same_bits(tensor_in(*back, item.name), item.tensor));
+  const auto intact = read_text(file);
+  REQUIRE(intact.size() > 3 * kDigestPiece);
+  REQUIRE(intact.size() % kDigestPiece != 0);
+  const auto refused = [&](const std::string& text) {
+    write_text(file, text);
+    return read_safetensors(file).has_error();
+  };
+  for (std::size_t edge = kDigestPiece; edge < intact.size(); edge += kDigestPiece) {
+    for (const auto place : {edge - 1, edge}) {
+      auto flipped = intact;
+      flipped[place] = static_cast<char>(flipped[place] ^ 0x40);
+      CHECK(refused(flipped));
+    }
+  }
+  auto swapped = intact;
+  std::swap_ranges(swapped.begin() + kDigestPiece, swapped.begin() + 2 * kDigestPiece,
+                   swapped.begin() + 2 * kDigestPiece);
+  CHECK(refused(swapped));
+  CHECK(refused(intact.substr(0, 2 * kDigestPiece)));
+  CHECK(refused(intact.substr(0, intact.size() - 1)));
+  write_text(file, intact);
+  CHECK(read_safetensors(file).has_value());
+}
+
+TEST_CASE("the checksum is what its description says", "[safetensors]") {
+  const TemporaryFolder folder;
+  const auto file = folder.path() / "x.safetensors";
+  REQUIRE(write_safetensors(file, large_sample()).has_value());
+  auto text = read_text(file);
+  const auto place = digits_after(text, kChecksumKey);
+  const auto digits = text.substr(place, kDigits);
+  text.replace(place, kDigits, kDigits, '0');
+  std::string summary = std::to_string(text.size()) + " 4194304\n";
+  for (std::size_t at = 0; at < text.size(); at += kDigestPiece) {
+    Sha256Stream piece;
+    piece.add(bytes_in(text).subspan(at, std::min(kDigestPiece, text.size() - at)));
+    const auto digest = piece.finish();
+    summary.append(digest.begin(), digest.end());
+  }
+  Sha256Stream all;
+  all.add(bytes_in(summary));
+  CHECK(all.finish_hex() == digits);
+}
+
+TEST_CASE("d3 files with the plain checksum of earlier versions are read and checked", "[safetensors][d3]") {
+  const TemporaryFolder folder;
+  const auto file = folder.path() / "x.safetensors";
+  const auto content = large_sample();
+  REQUIRE(write_safetensors(file, content).has_value());
+  auto text = read_text(file);
+  const auto place = digits_after(text, kChecksumKey);
+  const std::string key = kChecksumKey;
+  const std::string old_key = kPlainChecksumKey;
+  text.replace(place, kDigits, kDigits, '0');
+  std::uint64_t length = 0;
+  for (std::size_t i = 0; i < 8; ++i) length |= std::uint64_t{static_cast<unsigned char>(text[i])} << (8 * i);
+  text.insert(8 + length, key.size() - old_key.size(), ' ');  // The key is shorter; spaces make up for it.
+  text.replace(text.find(key), key.size(), old_key);
+  Sha256Stream digest;
+  digest.add(bytes_in(text));
+  text.replace(digits_after(text, old_key), kDigits, digest.finish_hex());
+  write_text(file, text);
+  const auto back = read_safetensors(file);
+  REQUIRE(back.has_value());
+  for (const auto& item : content.tensors) CHECK(same_bits(tensor_in(*back, item.name), item.tensor));
+  text[text.size() - 5] = static_cast<char>(text[text.size() - 5] ^ 1);
+  write_text(file, text);
+  CHECK(read_safetensors(file).has_error());
+}
+
+TEST_CASE("tensors of a file outlive each other", "[safetensors]") {
+  const TemporaryFolder folder;
+  const auto file = folder.path() / "x.safetensors";
+  const auto content = large_sample();
+  REQUIRE(write_safetensors(file, content).has_value());
+  auto back = read_safetensors(file).value();
+  const auto row = tensor_in(back, "row");
+  back.tensors.clear();  // What lay before and behind it gives its memory back.
+  CHECK(same_bits(row, tensor_in(content, "row")));
+  row.fill_(1);
+  CHECK(read_safetensors(file).has_value());
+}
+
+TEST_CASE("large memory is zero and aligned and gives parts of itself back", "[safetensors]") {
+  for (const std::size_t size : {1UL, 5'000UL, (2UL << 20U) - 1, 2UL << 20U, (5UL << 20U) + 12'345}) {
+    const LargeMemory memory(size);
+    REQUIRE(memory.size() >= size);
+    CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % kDirectAlignment == 0);
+    const std::span<std::uint8_t> bytes(memory.data(), memory.size());
+    CHECK(std::all_of(bytes.begin(), bytes.end(), [](auto byte) { return byte == 0; }));
+    std::fill(bytes.begin(), bytes.end(), std::uint8_t{7});
+    const auto third = bytes.size() / 3;
+    LargeMemory::release(bytes.subspan(third, third));
+    CHECK(
+        std::all_of(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(third), [](auto b) { return b == 7; }));
+    CHECK(std::all_of(bytes.begin() + static_cast<std::ptrdiff_t>(2 * third), bytes.end(),
+                      [](auto b) { return b == 7; }));
+  }
 }
 
 TEST_CASE("hostile headers are refused before anything is allocated", "[safetensors]") {

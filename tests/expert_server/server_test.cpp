@@ -247,6 +247,40 @@ TEST_CASE("experts come back from a data directory with the same bits", "[server
   }
 }
 
+TEST_CASE("d17 three of eight experts move to another server with their folders", "[server][d17]") {
+  const TemporaryFolder here;
+  const TemporaryFolder there;
+  auto options = small_server("ffn.[0:8]");
+  options.data_dir = here.path();
+  const auto x = torch::randn({3, 8});
+  std::map<std::string, at::Tensor> before;
+  {
+    const auto server = started(options);
+    TestCaller caller(endpoint_of(*server));
+    for (const auto& name : server->experts()) {
+      REQUIRE(caller.backward(to_string(name), {x}, {torch::randn({3, 8})}).has_value());
+      before[to_string(name)] = caller.forward(to_string(name), {x}).value()[0];
+    }
+    server->stop();
+  }
+  for (const std::string name : {"ffn.1", "ffn.4", "ffn.6"}) {
+    std::filesystem::create_directories(there.path() / "checkpoints");
+    std::filesystem::rename(here.path() / "checkpoints" / name, there.path() / "checkpoints" / name);
+  }
+  options.num_experts = 3;  // Whichever there are: those that lie in its folder.
+  options.data_dir = there.path();
+  options.seed = 99;
+  options.compute_threads = 2;
+  options.devices = {"cpu", "cpu"};
+  const auto server = started(options);
+  CHECK((server->experts() == std::vector<ExpertUid>{uid("ffn.1"), uid("ffn.4"), uid("ffn.6")}));
+  TestCaller caller(endpoint_of(*server));
+  for (const auto& name : server->experts()) {
+    CHECK(same_bits(caller.forward(to_string(name), {x}).value()[0], before[to_string(name)]));
+    CHECK(caller.info(to_string(name))->updates == 1);
+  }
+}
+
 TEST_CASE("a data directory in use is a clear error and nothing is lost", "[server]") {
   const TemporaryFolder folder;
   auto options = small_server();
@@ -271,8 +305,10 @@ TEST_CASE("d16 an expert is not there before it is loaded", "[server][d16]") {
     opened.wait();
     return std::make_unique<FunctionExpert>(8, [](const at::Tensor& x) { return x; });
   });
+  const auto seed = started(small_server("other.[0:1]"));
   auto options = small_server("slow.[0:1]");
   options.expert.architecture = "slow";
+  options.initial_peers = {endpoint_of(*seed)};
   // A port that was free a moment ago: the caller must know it before start returns.
   options.listen.port = started(small_server())->port();
   auto starting = std::async(std::launch::async, [options] { return Server::start(options); });
@@ -281,11 +317,13 @@ TEST_CASE("d16 an expert is not there before it is loaded", "[server][d16]") {
   CHECK(http_get(endpoint, "/readyz").status == 503);
   TestCaller caller(endpoint);
   CHECK(caller.forward("slow.0", {torch::zeros({1, 8})}).error().code == Errc::kUnavailable);
+  CHECK(listed(seed->dht(), "slow", 1).empty());
   gate->open.set_value();
   const auto server = starting.get();
   REQUIRE(server.has_value());
   CHECK(http_get(endpoint, "/readyz").status == 200);
   CHECK(caller.forward("slow.0", {torch::zeros({1, 8})}).has_value());
+  CHECK(eventually([&] { return listed(seed->dht(), "slow", 1).size() == 1; }));
 }
 
 TEST_CASE("an expert that cannot answer a call to itself is never announced", "[server]") {
