@@ -22,11 +22,8 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr std::chrono::seconds kKeepFrameMemory{5};
-<<<<<<< HEAD
 constexpr std::chrono::seconds kProgressTimeout{5};
-=======
 constexpr std::size_t kMostMeanwhile = 4;  ///< Times bulk_bytes, on the first connection while the second opens.
->>>>>>> h/layer
 
 std::string describe_call(schema::Call::Reader call) {
   switch (call.which()) {
