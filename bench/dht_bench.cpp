@@ -11,6 +11,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -263,43 +264,107 @@ void loopback(const Options& options, Reporter& reporter) {
                           {"failed", lost.load()}});
 }
 
+/// A folder for a record store, removed at the end.
+class StoreFolder {
+ public:
+  StoreFolder() : path_((std::filesystem::temp_directory_path() / "dmoe-bench-XXXXXX").string()) {
+    must(::mkdtemp(path_.data()) != nullptr, "cannot make a temporary directory");
+  }
+  ~StoreFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  StoreFolder(const StoreFolder&) = delete;
+  StoreFolder& operator=(const StoreFolder&) = delete;
+  const std::string& path() const noexcept { return path_; }
+
+  struct Files {
+    std::size_t all = 0;
+    std::size_t sst = 0;
+    std::size_t log = 0;  ///< What RocksDB writes for people; its write-ahead log has another name.
+    double log_mb = 0;
+    double mb = 0;
+  };
+  Files files() const {
+    Files files;
+    std::error_code gone;  // Compactions remove files meanwhile.
+    for (std::filesystem::recursive_directory_iterator at(path_, gone), end; !gone && at != end; at.increment(gone)) {
+      std::error_code ignored;
+      if (!at->is_regular_file(ignored)) continue;
+      const auto size = at->file_size(ignored);
+      const double mb = ignored ? 0 : static_cast<double>(size) / 1e6;
+      const auto name = at->path().filename().string();
+      ++files.all;
+      files.mb += mb;
+      files.sst += at->path().extension() == ".sst" ? 1 : 0;
+      if (!name.starts_with("LOG")) continue;
+      ++files.log;
+      files.log_mb += mb;
+    }
+    return files;
+  }
+
+ private:
+  std::string path_;
+};
+
+constexpr std::size_t kRecords = 1'000'000;
+
+dht::Key key_of(std::size_t i) { return dht::Key::of("record" + std::to_string(i)); }
+
+/// A store on disk that takes any number of records from anybody.
+std::unique_ptr<dht::RocksDbStore> open_store(const std::string& directory) {
+  dht::StoreLimits limits;
+  limits.max_records = 3 * kRecords;
+  limits.max_bytes = 3UL << 30U;
+  limits.max_records_per_publisher = limits.max_records;
+  limits.max_bytes_per_publisher = limits.max_bytes;
+  limits.max_records_per_host = limits.max_records;
+  auto opened = dht::RocksDbStore::open(directory, limits);
+  if (!opened.has_value()) throw std::runtime_error(describe(opened.error()));
+  return std::move(*opened);
+}
+
+dht::Record sample_record() {
+  dht::Record record;
+  record.value.assign(100, 7);
+  record.max_ttl_ms = 86'400'000;
+  return record;
+}
+
+void put_patiently(dht::RocksDbStore& store, const dht::Record& record, SteadyClock::duration life) {
+  while (store.put({record, SteadyClock::now() + life}, 1, SteadyClock::now()) == dht::PutOutcome::kFull) store.flush();
+}
+
+/// @return records per second.
+double fill(dht::RocksDbStore& store, dht::Record& record) {
+  const auto began = SteadyClock::now();
+  for (std::size_t i = 0; i < kRecords; ++i) {
+    record.key = key_of(i);
+    record.publisher[0] = static_cast<std::uint8_t>(i);
+    record.sequence = i;
+    put_patiently(store, record, 20h);
+  }
+  store.flush();
+  return kRecords / std::chrono::duration<double>(SteadyClock::now() - began).count();
+}
+
 void on_disk(const Options& options, Reporter& reporter) {
-  constexpr std::size_t kRecords = 1'000'000;
-  std::string directory = (std::filesystem::temp_directory_path() / "dmoe-bench-XXXXXX").string();
-  must(::mkdtemp(directory.data()) != nullptr, "cannot make a temporary directory");
+  const StoreFolder folder;
   const double before_kb = rss_kb();
   double written_per_s = 0;
   double read_per_s = 0;
   double rss_mb = 0;
-  std::size_t files = 0;
+  StoreFolder::Files files;
   {
-    dht::StoreLimits limits;
-    limits.max_records = 2 * kRecords;
-    limits.max_bytes = 2UL << 30U;
-    limits.max_records_per_publisher = 2 * kRecords;
-    limits.max_bytes_per_publisher = 2UL << 30U;
-    limits.max_records_per_host = 2 * kRecords;
-    auto opened = dht::RocksDbStore::open(directory, limits);
-    if (!opened.has_value()) throw std::runtime_error(describe(opened.error()));
-    auto& store = **opened;
+    const auto opened = open_store(folder.path());
+    auto& store = *opened;
     std::mt19937_64 random(options.seed);
-    dht::Record record;
-    record.value.assign(100, 7);
-    record.max_ttl_ms = 86'400'000;
-    const auto key_of = [](std::size_t i) { return dht::Key::of("record" + std::to_string(i)); };
-    auto began = SteadyClock::now();
-    for (std::size_t i = 0; i < kRecords; ++i) {
-      record.key = key_of(i);
-      record.publisher[0] = static_cast<std::uint8_t>(i);
-      record.sequence = i;
-      while (store.put({record, SteadyClock::now() + 20h}, 1, SteadyClock::now()) == dht::PutOutcome::kFull)
-        store.flush();
-    }
-    store.flush();
-    written_per_s = kRecords / std::chrono::duration<double>(SteadyClock::now() - began).count();
+    auto record = sample_record();
+    written_per_s = fill(store, record);
     constexpr std::size_t kReads = 100'000;
     std::size_t found = 0;
-    began = SteadyClock::now();
+    const auto began = SteadyClock::now();
     for (std::size_t i = 0; i < kReads; ++i) {
       found += store.visit(key_of(random() % kRecords), SteadyClock::now(), 0, [](const auto&) { return true; });
     }
@@ -308,16 +373,73 @@ void on_disk(const Options& options, Reporter& reporter) {
     for (int i = 0; i < 70; ++i) store.purge(SteadyClock::now());
     must(store.stats().records == kRecords, "the store miscounts its records");
     rss_mb = (rss_kb() - before_kb) / 1'024;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory))
-      files += entry.is_regular_file() ? 1 : 0;
+    files = folder.files();
   }
-  std::filesystem::remove_all(directory);
   reporter.report("dht", {{"store", "rocksdb"},
                           {"records", kRecords},
                           {"records_written_per_s", written_per_s},
                           {"records_read_per_s", read_per_s},
                           {"rss_mb", rss_mb},
-                          {"files", files}});
+                          {"files", files.all},
+                          {"sst_files", files.sst},
+                          {"log_files", files.log}});
+}
+
+/// A million records of which one after another is renewed, as announcements are, while others come and expire, for
+/// `--seconds`: the most memory and files that this ever takes.
+void churn(const Options& options, Reporter& reporter) {
+  constexpr std::size_t kPutsPerLook = 20'000;
+  constexpr std::size_t kOfThemNew = 10;  ///< One in so many is a record that nobody renews.
+  const StoreFolder folder;
+  const double before_kb = rss_kb();
+  double rss_mb = 0;
+  StoreFolder::Files most;
+  std::size_t renewed = 0;
+  std::size_t expiring = 0;
+  double seconds = 0;
+  std::size_t records = 0;
+  {
+    const auto opened = open_store(folder.path());
+    auto& store = *opened;
+    std::mt19937_64 random(options.seed);
+    auto record = sample_record();
+    fill(store, record);
+    const auto began = SteadyClock::now();
+    auto purged = began;
+    for (; seconds < options.seconds; seconds = std::chrono::duration<double>(SteadyClock::now() - began).count()) {
+      for (std::size_t i = 0; i < kPutsPerLook; ++i) {
+        ++record.sequence;
+        const bool brief = i % kOfThemNew == 0;
+        const auto which = random() % kRecords;
+        record.key = brief ? dht::Key::of("brief" + std::to_string(expiring++)) : key_of(which);
+        record.publisher[0] = static_cast<std::uint8_t>(which);  // Who wrote it before.
+        renewed += brief ? 0 : 1;
+        put_patiently(store, record, brief ? SteadyClock::duration(5s) : SteadyClock::duration(20h));
+      }
+      if (SteadyClock::now() - purged > 1s) {
+        purged = SteadyClock::now();
+        store.purge(purged);
+      }
+      rss_mb = std::max(rss_mb, (rss_kb() - before_kb) / 1'024);
+      const auto now = folder.files();
+      most.all = std::max(most.all, now.all);
+      most.sst = std::max(most.sst, now.sst);
+      most.log = std::max(most.log, now.log);
+      most.log_mb = std::max(most.log_mb, now.log_mb);
+      most.mb = std::max(most.mb, now.mb);
+    }
+    records = store.stats().records;
+  }
+  reporter.report("dht", {{"store", "rocksdb_churn"},
+                          {"seconds", seconds},
+                          {"records", records},
+                          {"puts_per_s", static_cast<double>(renewed + expiring) / seconds},
+                          {"most_rss_mb", rss_mb},
+                          {"most_files", most.all},
+                          {"most_sst_files", most.sst},
+                          {"most_log_files", most.log},
+                          {"most_log_mb", most.log_mb},
+                          {"most_disk_mb", most.mb}});
 }
 
 }  // namespace
@@ -325,6 +447,7 @@ void on_disk(const Options& options, Reporter& reporter) {
 void dht_suite(const Options& options, Reporter& reporter) {
   if (!options.mode || *options.mode == "memory") loopback(options, reporter);
   if (!options.mode || *options.mode == "rocksdb") on_disk(options, reporter);
+  if (options.mode && *options.mode == "rocksdb_churn") churn(options, reporter);
 }
 
 }  // namespace dmoe::bench

@@ -83,7 +83,7 @@ void measure_line(const std::string& congestion, std::size_t bytes, const Option
 void lossy_suite(const Options& options, Reporter& reporter) {
   const auto wanted = [&](const char* mode) { return !options.mode || *options.mode == mode; };
   if (wanted("bbr")) measure_line("bbr", 16UL << 20U, options, reporter);
-  if (wanted("cubic")) measure_line("cubic", 1UL << 20U, options, reporter);  // Losses halve its rate again and again.
+  if (wanted("reno")) measure_line("reno", 1UL << 20U, options, reporter);  // Each loss halves its rate.
 }
 
 }  // namespace dmoe::bench

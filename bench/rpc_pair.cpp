@@ -1,5 +1,7 @@
 #include "bench/rpc_pair.hpp"
 
+#include <prometheus/gauge.h>
+
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -56,12 +58,18 @@ RpcPair::RpcPair(const RpcPairOptions& options)
   server_io_ = std::make_unique<IoThreads>(options.threads);
   net::RpcServerOptions server_options;
   server_options.listen = address_;
+  server_options.idle_timeout = options.idle_timeout;
+  if (options.count_connections) server_options.metrics = &metrics_;
   server_ = std::make_unique<net::RpcServer>(server_io_->io(), server_options,
                                              [this](net::IncomingCall call) { answer(std::move(call), bulk_); });
   server_->listen().value();
   if (options.before_clients) options.before_clients();
   client_io_ = std::make_unique<IoThreads>(options.threads);
   for (std::size_t i = 0; i < options.clients; ++i) clients_.emplace_back(client_io_->io().get_executor());
+}
+
+std::size_t RpcPair::server_connections() {
+  return static_cast<std::size_t>(metrics_.gauge("dmoe_rpc_connections", "").Value());
 }
 
 void RpcPair::start(std::size_t client, const char* uid, const Payload& payload, OnReply on_reply) {

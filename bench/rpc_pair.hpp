@@ -1,6 +1,7 @@
 // A server and clients on threads of their own, for suites that measure calls without torch.
 #pragma once
 
+#include "net/metrics.hpp"
 #include "net/rpc_client.hpp"
 #include "net/rpc_server.hpp"
 
@@ -44,7 +45,9 @@ struct RpcPairOptions {
   int threads = 1;             ///< Of the server's io_context, and of the clients'.
   std::size_t bulk_bytes = 0;  ///< What the server's "source" answers with.
   std::string address = "127.0.0.1";
-  std::chrono::milliseconds patience{30'000};  ///< Of each call.
+  std::chrono::milliseconds idle_timeout{120'000};  ///< Of the server's connections.
+  std::chrono::milliseconds patience{30'000};       ///< Of each call.
+  bool count_connections = false;                   ///< For `server_connections`.
   /// Called before the threads and sockets of either side are made.
   std::function<void()> before_server = {};
   std::function<void()> before_clients = {};
@@ -61,6 +64,8 @@ class RpcPair {
   /// The caller blocks until its reply, as a training thread does. Throws what the call failed with.
   void call_and_wait(std::size_t client, const char* uid, const Payload& payload);
 
+  std::uint16_t port() const { return server_->port(); }
+  std::size_t server_connections();  ///< Open ones, if they are counted.
   std::size_t clients() const noexcept { return clients_.size(); }
   const Payload& bulk() const noexcept { return bulk_; }
 
@@ -68,6 +73,7 @@ class RpcPair {
   const net::Endpoint address_;  ///< Without its port.
   const std::chrono::milliseconds patience_;
   Payload bulk_;
+  net::Metrics metrics_;  // Sessions count to their end, which the threads below bring.
   std::unique_ptr<IoThreads> server_io_;
   std::unique_ptr<net::RpcServer> server_;
   std::unique_ptr<IoThreads> client_io_;

@@ -43,7 +43,7 @@ Result<void> StreamWriter::add(std::span<const std::uint8_t> bytes) {
 /// Hands the current piece to the disk and begins the other one.
 Result<void> StreamWriter::flush() {
   auto* piece = pieces_[current_].get();
-  digest_.add(static_cast<std::size_t>(offset_ / kStreamPiece), {piece, filled_});
+  digest_.add(offset_, {piece, filled_});
   if (auto done = wait(); !done) return done;
   const auto size = aligned_up(filled_);
   std::memset(piece + filled_, 0, size - filled_);
@@ -69,7 +69,7 @@ Result<std::uint64_t> StreamWriter::finish() {
 }
 
 Result<void> read_in_pieces(File& file, std::uint64_t size, std::uint8_t* into,
-                            const std::function<void(std::size_t, std::span<std::uint8_t>)>& on_piece) {
+                            const std::function<void(std::uint64_t, std::span<std::uint8_t>)>& on_piece) {
   file.bypass_cache();
   const auto pieces = static_cast<std::size_t>((size + kStreamPiece - 1) / kStreamPiece);
   std::atomic<std::size_t> next{0};
@@ -81,7 +81,7 @@ Result<void> read_in_pieces(File& file, std::uint64_t size, std::uint8_t* into,
     const auto got = file.read_at(offset, {piece.data(), aligned_up(wanted)});
     if (!got) return got.error();
     if (*got < wanted) return file.ends_early();
-    on_piece(index, piece);
+    on_piece(offset, piece);
     return {};
   };
   const auto read_while_there_are = [&]() -> Result<void> {

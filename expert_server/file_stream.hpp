@@ -17,7 +17,7 @@ namespace dmoe::expert_server {
 
 /// Memory that the disk can reach by itself, kStreamPiece bytes.
 using StreamPiece = std::unique_ptr<std::uint8_t[], decltype(&std::free)>;
-inline constexpr std::size_t kStreamPiece = kDigestPiece;
+inline constexpr std::size_t kStreamPiece = 4UL * 1024 * 1024;  ///< Whole pieces of a PieceDigest.
 
 /// Writes a file from its start. While one piece is on its way to the disk, the next is filled and added to the digest.
 /// Not thread-safe. May throw std::bad_alloc.
@@ -48,6 +48,6 @@ class StreamWriter {
 /// @return kInvalidArgument: the file ends before.
 /// May throw std::bad_alloc, and std::system_error when there is no thread.
 Result<void> read_in_pieces(File& file, std::uint64_t size, std::uint8_t* into,
-                            const std::function<void(std::size_t, std::span<std::uint8_t>)>& on_piece);
+                            const std::function<void(std::uint64_t, std::span<std::uint8_t>)>& on_piece);
 
 }  // namespace dmoe::expert_server

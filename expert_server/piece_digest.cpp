@@ -2,20 +2,40 @@
 
 #include "expert_server/sha256_stream.hpp"
 
-namespace dmoe::expert_server {
+#include <algorithm>
 
-void PieceDigest::add(std::size_t index, std::span<const std::uint8_t> bytes) {
-  if (index >= leaves_.size()) leaves_.resize(index + 1);
-  Sha256Stream digest;
-  digest.add(bytes);
-  leaves_[index] = digest.finish();
+namespace dmoe::expert_server {
+namespace {
+
+std::size_t pieces_of(std::uint64_t size) { return static_cast<std::size_t>((size + kDigestPiece - 1) / kDigestPiece); }
+
+}  // namespace
+
+void PieceDigest::resize(std::uint64_t size) { pieces_.resize(pieces_of(size)); }
+
+void PieceDigest::add(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
+  if (pieces_.size() < pieces_of(offset + bytes.size())) resize(offset + bytes.size());
+  auto* next = pieces_.data() + offset / kDigestPiece;
+  constexpr auto kAtOnce = kSha256Lanes * kDigestPiece;
+  while (have_sha256_lanes() && bytes.size() >= kAtOnce) {
+    sha256_lanes(bytes.data(), kDigestPiece, std::span<Sha256Digest, kSha256Lanes>(next, kSha256Lanes));
+    next += kSha256Lanes;
+    bytes = bytes.subspan(kAtOnce);
+  }
+  while (!bytes.empty()) {
+    const auto piece = bytes.first(std::min(bytes.size(), kDigestPiece));
+    Sha256Stream digest;
+    digest.add(piece);
+    *next++ = digest.finish();
+    bytes = bytes.subspan(piece.size());
+  }
 }
 
 std::string PieceDigest::finish_hex(std::uint64_t size) const {
   const auto sizes = std::to_string(size) + " " + std::to_string(kDigestPiece) + "\n";
   Sha256Stream digest;
   digest.add({reinterpret_cast<const std::uint8_t*>(sizes.data()), sizes.size()});
-  for (const auto& leaf : leaves_) digest.add(leaf);
+  for (const auto& piece : pieces_) digest.add(piece);
   return digest.finish_hex();
 }
 

@@ -1,7 +1,8 @@
-// A SHA-256 of a file that several threads can work on at once.
+// A SHA-256 of a file that several threads, and several lanes of one, can work on at once.
 #pragma once
 
-#include <array>
+#include "expert_server/sha256_lanes.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,23 +11,24 @@
 
 namespace dmoe::expert_server {
 
-inline constexpr std::size_t kDigestPiece = 4UL * 1024 * 1024;
+inline constexpr std::size_t kDigestPiece = 64UL * 1024;
 
 /// The SHA-256 of the text "<size of all> <kDigestPiece>\n" and then the 32-byte SHA-256 of each piece of kDigestPiece
 /// bytes (the last one may be shorter), in order. Two files with one such digest would hold a collision of SHA-256
 /// itself: the sizes say where each piece lies, so either the text and the digests collide or a piece does.
 class PieceDigest {
  public:
-  void resize(std::size_t pieces) { leaves_.resize(pieces); }
-  /// Piece number `index`, whole. Pieces may come in any order, and on several threads once there is room for them
-  /// (`resize`); otherwise each makes room for itself.
-  void add(std::size_t index, std::span<const std::uint8_t> bytes);
+  /// Room for the pieces of `size` bytes.
+  void resize(std::uint64_t size);
+  /// The bytes from `offset` on: whole pieces, unless they are the last of all. They may come in any order, and on
+  /// several threads once there is room for them (`resize`); otherwise they make room for themselves.
+  /// @pre offset a multiple of kDigestPiece
+  void add(std::uint64_t offset, std::span<const std::uint8_t> bytes);
   /// 64 lower-case hexadecimal digits. `size`: of all pieces together.
   std::string finish_hex(std::uint64_t size) const;
 
  private:
-  using Leaf = std::array<std::uint8_t, 32>;
-  std::vector<Leaf> leaves_;
+  std::vector<Sha256Digest> pieces_;
 };
 
 }  // namespace dmoe::expert_server

@@ -303,10 +303,10 @@ Result<ReadFile> read_all(File& file, const Header& header, const std::optional<
   const auto size = sizeof(std::uint64_t) + header.text.size() + header.data_bytes;
   ReadFile read{std::make_shared<LargeMemory>(size), true};
   PieceDigest pieces;
-  pieces.resize((size + kDigestPiece - 1) / kDigestPiece);
-  auto done = read_in_pieces(file, size, read.memory->data(), [&](std::size_t index, std::span<std::uint8_t> piece) {
-    if (checksum) blank(checksum->place, std::uint64_t{index} * kDigestPiece, piece);
-    if (checksum && checksum->in_pieces) pieces.add(index, piece);
+  pieces.resize(size);
+  auto done = read_in_pieces(file, size, read.memory->data(), [&](std::uint64_t offset, std::span<std::uint8_t> piece) {
+    if (checksum) blank(checksum->place, offset, piece);
+    if (checksum && checksum->in_pieces) pieces.add(offset, piece);
   });
   if (!done) return done.error();
   // The header that was acted upon is the one that was digested.

@@ -23,8 +23,8 @@ void Sha256Stream::add(std::span<const std::uint8_t> bytes) {
   require(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()));
 }
 
-std::array<std::uint8_t, 32> Sha256Stream::finish() {
-  std::array<std::uint8_t, 32> digest{};
+Sha256Digest Sha256Stream::finish() {
+  Sha256Digest digest{};
   require(EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr));
   return digest;
 }

@@ -1,7 +1,8 @@
 // SHA-256 of bytes that arrive in pieces.
 #pragma once
 
-#include <array>
+#include "expert_server/sha256_lanes.hpp"
+
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,7 +16,7 @@ class Sha256Stream {
  public:
   Sha256Stream();
   void add(std::span<const std::uint8_t> bytes);
-  std::array<std::uint8_t, 32> finish();  ///< Ends the stream.
+  Sha256Digest finish();  ///< Ends the stream.
   /// 64 lower-case hexadecimal digits. Ends the stream.
   std::string finish_hex();
 

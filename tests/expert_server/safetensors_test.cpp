@@ -1,6 +1,7 @@
 #include "expert_server/safetensors.hpp"
 
 #include "expert_server/file_io.hpp"
+#include "expert_server/file_stream.hpp"
 #include "expert_server/large_memory.hpp"
 #include "expert_server/piece_digest.hpp"
 #include "expert_server/sha256_stream.hpp"
@@ -144,24 +145,26 @@ TEST_CASE("d3 in a file of many pieces a bit or a byte or a whole piece out of i
   REQUIRE(back.has_value());
   for (const auto& item : content.tensors) CHECK(same_bits(tensor_in(*back, item.name), item.tensor));
   const auto intact = read_text(file);
-  REQUIRE(intact.size() > 3 * kDigestPiece);
+  REQUIRE(intact.size() > 3 * kStreamPiece);
   REQUIRE(intact.size() % kDigestPiece != 0);
   const auto refused = [&](const std::string& text) {
     write_text(file, text);
     return read_safetensors(file).has_error();
   };
-  for (std::size_t edge = kDigestPiece; edge < intact.size(); edge += kDigestPiece) {
+  for (std::size_t edge = kStreamPiece; edge < intact.size(); edge += kStreamPiece) {
     for (const auto place : {edge - 1, edge}) {
       auto flipped = intact;
       flipped[place] = static_cast<char>(flipped[place] ^ 0x40);
       CHECK(refused(flipped));
     }
   }
-  auto swapped = intact;
-  std::swap_ranges(swapped.begin() + kDigestPiece, swapped.begin() + 2 * kDigestPiece,
-                   swapped.begin() + 2 * kDigestPiece);
-  CHECK(refused(swapped));
-  CHECK(refused(intact.substr(0, 2 * kDigestPiece)));
+  for (const auto piece : {kDigestPiece, kStreamPiece}) {
+    auto swapped = intact;
+    const auto at = [&](std::size_t i) { return swapped.begin() + static_cast<std::ptrdiff_t>(i * piece); };
+    std::swap_ranges(at(1), at(2), at(2));
+    CHECK(refused(swapped));
+    CHECK(refused(intact.substr(0, 2 * piece)));
+  }
   CHECK(refused(intact.substr(0, intact.size() - 1)));
   write_text(file, intact);
   CHECK(read_safetensors(file).has_value());
@@ -175,7 +178,7 @@ TEST_CASE("the checksum is what its description says", "[safetensors]") {
   const auto place = digits_after(text, kChecksumKey);
   const auto digits = text.substr(place, kDigits);
   text.replace(place, kDigits, kDigits, '0');
-  std::string summary = std::to_string(text.size()) + " 4194304\n";
+  std::string summary = std::to_string(text.size()) + " 65536\n";
   for (std::size_t at = 0; at < text.size(); at += kDigestPiece) {
     Sha256Stream piece;
     piece.add(bytes_in(text).subspan(at, std::min(kDigestPiece, text.size() - at)));
@@ -185,6 +188,22 @@ TEST_CASE("the checksum is what its description says", "[safetensors]") {
   Sha256Stream all;
   all.add(bytes_in(summary));
   CHECK(all.finish_hex() == digits);
+}
+
+TEST_CASE("several digests at once are those of one after another", "[safetensors]") {
+  std::mt19937_64 random(dmoe::test::seed());
+  for (const std::size_t piece : {64UL, 192UL, 4'096UL}) {
+    if (!have_sha256_lanes()) continue;
+    std::vector<std::uint8_t> bytes(kSha256Lanes * piece);
+    for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random());
+    std::array<Sha256Digest, kSha256Lanes> digests{};
+    sha256_lanes(bytes.data(), piece, digests);
+    for (std::size_t lane = 0; lane < kSha256Lanes; ++lane) {
+      Sha256Stream one;
+      one.add(std::span<const std::uint8_t>(bytes).subspan(lane * piece, piece));
+      CHECK(digests[lane] == one.finish());
+    }
+  }
 }
 
 TEST_CASE("d3 files with the plain checksum of earlier versions are read and checked", "[safetensors][d3]") {

@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <string>
 
 using namespace dmoe;
 using namespace dmoe::test;
@@ -17,8 +19,12 @@ namespace {
 
 constexpr rlim_t kDescriptors = 64;
 
-/// Serves until its standard input end closes; writes its port to `port_out`. Never returns.
-[[noreturn]] void serve_with_few_descriptors(int port_out, int end_in) {
+/// Serves until its standard input end closes; writes its port to `port_out`, and what it logs to `log_out`. Never
+/// returns.
+[[noreturn]] void serve_with_few_descriptors(int port_out, int end_in, int log_out) {
+  ::dup2(log_out, STDOUT_FILENO);
+  ::dup2(log_out, STDERR_FILENO);
+  ::close(log_out);
   const rlimit limit{kDescriptors, kDescriptors};
   ::setrlimit(RLIMIT_NOFILE, &limit);
   boost::asio::io_context io;
@@ -44,6 +50,15 @@ double processor_seconds(pid_t pid) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+/// Until its writers are gone.
+std::string read_all(int fd) {
+  std::string text;
+  char piece[4'096];
+  for (ssize_t got = 0; (got = ::read(fd, piece, sizeof(piece))) > 0;)
+    text.append(piece, static_cast<std::size_t>(got));
+  return text;
+}
+
 }  // namespace
 
 TEST_CASE("a21 a server out of descriptors waits without spinning and accepts again", "[accept][a21][e1]") {
@@ -51,12 +66,16 @@ TEST_CASE("a21 a server out of descriptors waits without spinning and accepts ag
   int end_pipe[2];
   REQUIRE(::pipe(port_pipe) == 0);
   REQUIRE(::pipe(end_pipe) == 0);
+  int log_pipe[2];  // What is said in a second fits into it unread.
+  REQUIRE(::pipe(log_pipe) == 0);
   const pid_t child = ::fork();
   if (child == 0) {
     ::close(end_pipe[1]);
-    serve_with_few_descriptors(port_pipe[1], end_pipe[0]);
+    ::close(log_pipe[0]);
+    serve_with_few_descriptors(port_pipe[1], end_pipe[0], log_pipe[1]);
   }
   REQUIRE(child > 0);
+  ::close(log_pipe[1]);
   std::uint16_t port = 0;
   REQUIRE(::read(port_pipe[0], &port, sizeof(port)) == sizeof(port));
   {
@@ -76,5 +95,9 @@ TEST_CASE("a21 a server out of descriptors waits without spinning and accepts ag
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
-  for (const int fd : {port_pipe[0], port_pipe[1], end_pipe[0]}) ::close(fd);
+  const std::string log = read_all(log_pipe[0]);
+  INFO(log);
+  CHECK(log.find("ulimit -n") != std::string::npos);
+  CHECK(std::count(log.begin(), log.end(), '\n') <= 2);  // It was out of descriptors for over a second.
+  for (const int fd : {port_pipe[0], port_pipe[1], end_pipe[0], log_pipe[0]}) ::close(fd);
 }
