@@ -15,7 +15,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 # Reading and instantiating Asio, Beast and torch costs most files more than their own code does.
 if(DMOE_UNITY_BUILD)
   set(CMAKE_UNITY_BUILD ON)
-  set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 10)
 endif()
 
 find_program(DMOE_CCACHE ccache)
