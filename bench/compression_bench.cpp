@@ -26,7 +26,7 @@ using CodecClock = std::chrono::steady_clock;
 
 constexpr std::int64_t kCodedRows = 1'024;  ///< × 1,024 float32: 4 MiB, as a large call carries.
 constexpr std::int64_t kInputs = 32;
-constexpr std::int64_t kHidden = 64;
+constexpr std::int64_t kFeatures = 64;
 constexpr std::int64_t kClasses = 10;
 constexpr std::int64_t kExperts = 4;
 constexpr std::int64_t kBatch = 64;
@@ -100,7 +100,7 @@ std::unique_ptr<expert_server::Server> serve_experts(std::uint64_t seed) {
   expert_server::ServerOptions options;
   options.listen = {"127.0.0.1", 0};
   options.expert_pattern = "ffn.[0:" + std::to_string(kExperts) + "]";
-  options.expert.hidden_dim = kHidden;
+  options.expert.hidden_dim = kFeatures;
   options.seed = seed;
   return expert_server::Server::start(std::move(options)).value();
 }
@@ -117,9 +117,9 @@ void learning(Compression compression, const Options& options, Reporter& reporte
   const auto client = Client::connect(ClientOptions().initial_peers({"127.0.0.1:" + std::to_string(server->port())}));
   const Blobs blobs(options.seed);
   torch::manual_seed(options.seed);
-  torch::nn::Linear in(kInputs, kHidden);
-  torch::nn::Linear out(kHidden, kClasses);
-  DMoE experts(client, DMoEOptions(kHidden, {kExperts}, "ffn").k_best(2).compression(compression));
+  torch::nn::Linear in(kInputs, kFeatures);
+  torch::nn::Linear out(kFeatures, kClasses);
+  DMoE experts(client, DMoEOptions(kFeatures, {kExperts}, "ffn").k_best(2).compression(compression));
   std::vector<torch::Tensor> parameters = in->parameters();
   for (const auto& more : {out->parameters(), experts->parameters()}) {
     parameters.insert(parameters.end(), more.begin(), more.end());
@@ -129,10 +129,10 @@ void learning(Compression compression, const Options& options, Reporter& reporte
   std::uint64_t forward_bytes = 0;
   {
     const torch::NoGradGuard no_grad;
-    const std::uint64_t plain = 2 * kBatch * 2 * kHidden * 4;  // Every row to two experts and back.
+    const std::uint64_t plain = 2 * kBatch * 2 * kFeatures * 4;  // Every row to two experts and back.
     const auto end = CodecClock::now() + std::chrono::seconds(10);
     do {  // The first forwards go before the server said what it reads.
-      experts->forward(torch::randn({kBatch, kHidden}));
+      experts->forward(torch::randn({kBatch, kFeatures}));
       forward_bytes = traffic(experts->last_call());
     } while (compression != Compression::kNone && forward_bytes == plain && CodecClock::now() < end);
     if (compression != Compression::kNone && forward_bytes == plain) {

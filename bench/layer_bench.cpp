@@ -40,8 +40,8 @@ const std::vector<Configuration>& configurations() {
 }
 
 /// The paper's block and its optimizer, as a server has them.
-struct LocalExpert {
-  explicit LocalExpert(std::int64_t h)
+struct LocalBlock {
+  explicit LocalBlock(std::int64_t h)
       : layers(torch::nn::Linear(h, 4 * h), torch::nn::LayerNorm(norm(h)), torch::nn::ReLU(),
                torch::nn::Linear(4 * h, 4 * h), torch::nn::LayerNorm(norm(h)), torch::nn::ReLU(),
                torch::nn::Linear(4 * h, h)),
@@ -61,7 +61,7 @@ class LocalLayer {
       for (std::uint64_t i = 0; i < parsed.size(); ++i) {
         const auto uid = parsed.at(i);
         cells_.push_back(uid.coordinates[0] * c.grid[1] + uid.coordinates[1]);
-        experts_.push_back(std::make_unique<LocalExpert>(c.features));
+        experts_.push_back(std::make_unique<LocalBlock>(c.features));
       }
     }
   }
@@ -101,7 +101,7 @@ class LocalLayer {
   const Configuration& c_;
   gating::ProductKeyGate gate_;
   std::vector<std::int64_t> cells_;
-  std::vector<std::unique_ptr<LocalExpert>> experts_;
+  std::vector<std::unique_ptr<LocalBlock>> experts_;
   std::vector<std::size_t> used_;
 };
 

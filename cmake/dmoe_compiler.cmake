@@ -15,7 +15,13 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 # Reading and instantiating Asio, Beast and torch costs most files more than their own code does.
 if(DMOE_UNITY_BUILD)
   set(CMAKE_UNITY_BUILD ON)
-  set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 10)
+endif()
+
+# It links a program in a fifth of the time that the usual linker takes.
+find_program(DMOE_GOLD ld.gold)
+if(DMOE_GOLD)
+  add_link_options(-fuse-ld=gold)
 endif()
 
 find_program(DMOE_CCACHE ccache)

@@ -11,7 +11,7 @@
 namespace dmoe::dht::wire {
 namespace {
 
-using Words = capnp::List<std::uint64_t>::Reader;
+using WordsIn = capnp::List<std::uint64_t>::Reader;
 
 /// Thrown and caught in this file only: the first check that fails ends the datagram.
 struct Malformed {};
@@ -22,13 +22,13 @@ void require(bool condition) {
 
 void save(std::uint8_t* bytes, std::uint64_t word) noexcept { std::memcpy(bytes, &word, 8); }
 
-Bits bits_at(Words words, unsigned at) {
+Bits bits_at(WordsIn words, unsigned at) {
   Bits bits;
   for (unsigned i = 0; i < 4; ++i) save(bits.data() + i * 8, words[at + i]);
   return bits;
 }
 
-Address address_at(Words words, unsigned at, bool v4) {
+Address address_at(WordsIn words, unsigned at, bool v4) {
   if (v4) return Address::v4(static_cast<std::uint32_t>(words[at] >> 16U), static_cast<std::uint16_t>(words[at]));
   Address address;
   save(address.ip.data(), words[at]);
@@ -38,7 +38,7 @@ Address address_at(Words words, unsigned at, bool v4) {
   return address;
 }
 
-std::optional<Address> optional_address(Words words) {
+std::optional<Address> optional_address(WordsIn words) {
   if (words.size() == 0) return {};
   require(words.size() == 1 || words.size() == 3);
   return address_at(words, 0, words.size() == 1);
@@ -152,7 +152,7 @@ Probe get(schema::Probe::Reader in) {
   return probe;
 }
 
-void get_nodes(Words words, bool v4, std::vector<NodeInfo>& out) {
+void get_nodes(WordsIn words, bool v4, std::vector<NodeInfo>& out) {
   const unsigned stride = v4 ? 5 : 7;
   require(words.size() % stride == 0);
   for (unsigned i = 0; i < words.size(); i += stride) {

@@ -9,7 +9,7 @@
 namespace dmoe::dht::wire {
 namespace {
 
-using Words = capnp::List<std::uint64_t>::Builder;
+using WordsOut = capnp::List<std::uint64_t>::Builder;
 
 std::uint64_t load(const std::uint8_t* bytes) noexcept {
   std::uint64_t word = 0;
@@ -23,7 +23,7 @@ std::uint64_t v4_word(const Address& address) noexcept {
   return (word << 16U) | address.port;
 }
 
-void put_address(Words words, unsigned at, const Address& address) {
+void put_address(WordsOut words, unsigned at, const Address& address) {
   if (address.is_v4()) {
     words.set(at, v4_word(address));
     return;
@@ -35,7 +35,7 @@ void put_address(Words words, unsigned at, const Address& address) {
 
 unsigned address_words(const Address& address) { return address.is_v4() ? 1 : 3; }
 
-void put_bits(Words words, unsigned at, const Bits& bits) {
+void put_bits(WordsOut words, unsigned at, const Bits& bits) {
   for (unsigned i = 0; i < 4; ++i) words.set(at + i, load(bits.data() + i * 8));
 }
 
@@ -118,13 +118,13 @@ void put_nodes(const std::vector<NodeInfo>& nodes, schema::Reply::Builder out) {
   const auto v4 = static_cast<unsigned>(
       std::count_if(nodes.begin(), nodes.end(), [](const NodeInfo& node) { return node.address.is_v4(); }));
   const auto v6 = static_cast<unsigned>(nodes.size()) - v4;
-  Words words4 = v4 != 0 ? out.initNodes4(v4 * 5) : Words();
-  Words words6 = v6 != 0 ? out.initNodes6(v6 * 7) : Words();
+  WordsOut words4 = v4 != 0 ? out.initNodes4(v4 * 5) : WordsOut();
+  WordsOut words6 = v6 != 0 ? out.initNodes6(v6 * 7) : WordsOut();
   unsigned at4 = 0;
   unsigned at6 = 0;
   for (const NodeInfo& node : nodes) {
     const bool is_v4 = node.address.is_v4();
-    Words& words = is_v4 ? words4 : words6;
+    WordsOut& words = is_v4 ? words4 : words6;
     unsigned& at = is_v4 ? at4 : at6;
     put_bits(words, at, node.id.bytes);
     put_address(words, at + 4, node.address);

@@ -1,7 +1,5 @@
 #include "expert_server/piece_digest.hpp"
 
-#include "expert_server/sha256_stream.hpp"
-
 #include <algorithm>
 
 namespace dmoe::expert_server {
@@ -16,12 +14,6 @@ void PieceDigest::resize(std::uint64_t size) { pieces_.resize(pieces_of(size)); 
 void PieceDigest::add(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
   if (pieces_.size() < pieces_of(offset + bytes.size())) resize(offset + bytes.size());
   auto* next = pieces_.data() + offset / kDigestPiece;
-  constexpr auto kAtOnce = kSha256Lanes * kDigestPiece;
-  while (have_sha256_lanes() && bytes.size() >= kAtOnce) {
-    sha256_lanes(bytes.data(), kDigestPiece, std::span<Sha256Digest, kSha256Lanes>(next, kSha256Lanes));
-    next += kSha256Lanes;
-    bytes = bytes.subspan(kAtOnce);
-  }
   while (!bytes.empty()) {
     const auto piece = bytes.first(std::min(bytes.size(), kDigestPiece));
     Sha256Stream digest;

@@ -1,7 +1,7 @@
-// A SHA-256 of a file that several threads, and several lanes of one, can work on at once.
+// A SHA-256 of a file that several threads can work on at once.
 #pragma once
 
-#include "expert_server/sha256_lanes.hpp"
+#include "expert_server/sha256_stream.hpp"
 
 #include <cstddef>
 #include <cstdint>

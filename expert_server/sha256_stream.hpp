@@ -1,8 +1,7 @@
 // SHA-256 of bytes that arrive in pieces.
 #pragma once
 
-#include "expert_server/sha256_lanes.hpp"
-
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,6 +10,8 @@
 struct evp_md_ctx_st;
 
 namespace dmoe::expert_server {
+
+using Sha256Digest = std::array<std::uint8_t, 32>;
 
 class Sha256Stream {
  public:

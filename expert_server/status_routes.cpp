@@ -5,9 +5,9 @@
 namespace dmoe::expert_server {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-net::HttpResponse json_response(const Json& json) { return {200, "application/json", json.dump() + "\n"}; }
+net::HttpResponse json_response(const OrderedJson& json) { return {200, "application/json", json.dump() + "\n"}; }
 
 net::HttpResponse readiness(const StatusSources& sources) {
   if (sources.ready) return {200, "text/plain; charset=utf-8", "ready\n"};
@@ -15,12 +15,12 @@ net::HttpResponse readiness(const StatusSources& sources) {
 }
 
 /// null: nobody could tell.
-Json reachable(dht::Reach reach) {
-  return reach == dht::Reach::kUnknown ? Json() : Json(reach == dht::Reach::kReachable);
+OrderedJson reachable(dht::Reach reach) {
+  return reach == dht::Reach::kUnknown ? OrderedJson() : OrderedJson(reach == dht::Reach::kReachable);
 }
 
-Json endpoints(const StatusSources& sources) {
-  auto list = Json::array();
+OrderedJson endpoints(const StatusSources& sources) {
+  auto list = OrderedJson::array();
   const ReachCheck* reach = sources.reach;
   if (reach == nullptr) return list;
   for (const auto& [endpoint, known] : reach->latest()) {
@@ -40,7 +40,7 @@ net::HttpResponse status(const StatusSources& sources) {
 }
 
 net::HttpResponse experts(const StatusSources& sources) {
-  auto list = Json::array();
+  auto list = OrderedJson::array();
   for (const auto& expert : sources.host.table().all()) {
     const auto& backend = *expert->backend;
     const auto& runtime = sources.host.runtimes().of(*expert);

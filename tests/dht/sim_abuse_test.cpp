@@ -1,4 +1,5 @@
 // What strangers try: floods of third parties, many identities, others' identities, others' records.
+#include "tests/dht/sim_values.hpp"
 #include "tests/sim/liar.hpp"
 #include "tests/sim/world.hpp"
 
@@ -11,15 +12,6 @@ namespace {
 
 using namespace std::chrono_literals;
 namespace wire = dht::wire;
-
-dht::StoreRequest request(const std::string& name, std::chrono::milliseconds ttl = 1h) {
-  return {dht::Key::of(name), {}, {name.begin(), name.end()}, ttl, false};
-}
-
-bool finds(World& world, Host& from, const std::string& name) {
-  const auto found = world.find(from, dht::Key::of(name));
-  return found.has_value() && !found->records.empty();
-}
 
 TEST_CASE("A silent address that liars name gets few datagrams a minute from a node", "[dht][sim][f13]") {
   World world(test::seed());

@@ -1,3 +1,4 @@
+#include "tests/dht/sim_values.hpp"
 #include "tests/sim/world.hpp"
 
 #include "tests/support/catch.hpp"
@@ -6,16 +7,6 @@ namespace dmoe::sim {
 namespace {
 
 using namespace std::chrono_literals;
-
-dht::StoreRequest request(const std::string& name, const std::string& value, std::chrono::milliseconds ttl = 10min) {
-  return {dht::Key::of(name), {}, {value.begin(), value.end()}, ttl, false};
-}
-
-std::string text_of(const Result<dht::FindResult>& found) {
-  if (!found.has_value() || found->records.empty()) return {};
-  const auto& value = found->records.front().record.value;
-  return {value.begin(), value.end()};
-}
 
 TEST_CASE("A value stored by one node is found by every other", "[dht][sim]") {
   World world(test::seed());

@@ -1,4 +1,5 @@
 // Joining, outages, islands, unreachable and hostile nodes.
+#include "tests/dht/sim_values.hpp"
 #include "tests/sim/liar.hpp"
 #include "tests/sim/world.hpp"
 
@@ -10,15 +11,6 @@ namespace dmoe::sim {
 namespace {
 
 using namespace std::chrono_literals;
-
-dht::StoreRequest request(const std::string& name, std::chrono::milliseconds ttl = 1h) {
-  return {dht::Key::of(name), {}, {name.begin(), name.end()}, ttl, false};
-}
-
-bool finds(World& world, Host& from, const std::string& name) {
-  const auto found = world.find(from, dht::Key::of(name));
-  return found.has_value() && !found->records.empty();
-}
 
 std::size_t misses(World& world, std::size_t first, std::size_t end) {
   std::size_t count = 0;

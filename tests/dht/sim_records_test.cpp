@@ -1,4 +1,5 @@
 // What happens to records: lifetimes, owners, sizes, replicas.
+#include "tests/dht/sim_values.hpp"
 #include "tests/sim/world.hpp"
 
 #include "tests/support/catch.hpp"
@@ -10,17 +11,6 @@ namespace dmoe::sim {
 namespace {
 
 using namespace std::chrono_literals;
-
-dht::StoreRequest request(const std::string& name, const std::string& value, std::chrono::milliseconds ttl = 10min,
-                          const std::string& subkey = {}) {
-  return {dht::Key::of(name), subkey, {value.begin(), value.end()}, ttl, false};
-}
-
-std::string text_of(const Result<dht::FindResult>& found) {
-  if (!found.has_value() || found->records.empty()) return {};
-  const auto& value = found->records.front().record.value;
-  return {value.begin(), value.end()};
-}
 
 std::vector<Host*> holders_of(World& world, const std::string& name) {
   std::vector<Host*> holders;

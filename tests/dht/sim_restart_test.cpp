@@ -1,5 +1,6 @@
 // Restarts, renewals, and what follows its key to new holders.
 #include "dht/expert_directory.hpp"
+#include "tests/dht/sim_values.hpp"
 #include "tests/sim/world.hpp"
 
 #include "tests/support/catch.hpp"
@@ -10,16 +11,6 @@ namespace dmoe::sim {
 namespace {
 
 using namespace std::chrono_literals;
-
-dht::StoreRequest request(const std::string& name, const std::string& value, std::chrono::milliseconds ttl) {
-  return {dht::Key::of(name), {}, {value.begin(), value.end()}, ttl, false};
-}
-
-std::string text_of(const Result<dht::FindResult>& found) {
-  if (!found.has_value() || found->records.empty()) return {};
-  const auto& value = found->records.front().record.value;
-  return {value.begin(), value.end()};
-}
 
 constexpr dht::FindOptions kFresh{.quorum = 0, .enough = 0, .allow_cached = false, .deadline = {}};
 

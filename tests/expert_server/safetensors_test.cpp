@@ -190,22 +190,6 @@ TEST_CASE("the checksum is what its description says", "[safetensors]") {
   CHECK(all.finish_hex() == digits);
 }
 
-TEST_CASE("several digests at once are those of one after another", "[safetensors]") {
-  std::mt19937_64 random(dmoe::test::seed());
-  for (const std::size_t piece : {64UL, 192UL, 4'096UL}) {
-    if (!have_sha256_lanes()) continue;
-    std::vector<std::uint8_t> bytes(kSha256Lanes * piece);
-    for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random());
-    std::array<Sha256Digest, kSha256Lanes> digests{};
-    sha256_lanes(bytes.data(), piece, digests);
-    for (std::size_t lane = 0; lane < kSha256Lanes; ++lane) {
-      Sha256Stream one;
-      one.add(std::span<const std::uint8_t>(bytes).subspan(lane * piece, piece));
-      CHECK(digests[lane] == one.finish());
-    }
-  }
-}
-
 TEST_CASE("d3 files with the plain checksum of earlier versions are read and checked", "[safetensors][d3]") {
   const TemporaryFolder folder;
   const auto file = folder.path() / "x.safetensors";
