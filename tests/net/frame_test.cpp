@@ -34,7 +34,7 @@ FrameBuffer buffer_of(std::string_view bytes, std::size_t piece = kCap) {
   return buffer;
 }
 
-std::string bytes_of(const OutgoingFrame& frame) {
+std::string flat_bytes(const OutgoingFrame& frame) {
   std::string bytes;
   for (const auto& part : frame.buffers()) bytes.append(static_cast<const char*>(part.data()), part.size());
   return bytes;
@@ -57,7 +57,7 @@ std::string frame_with_external(std::size_t size) {
   tensor.adoptData(capnp::Orphanage::getForMessageContaining(tensor).referenceExternalData(
       kj::arrayPtr(reinterpret_cast<const kj::byte*>(payload.data()), payload.size() * 8)));
   REQUIRE(frame.finish(kCap).has_value());
-  return bytes_of(frame);
+  return flat_bytes(frame);
 }
 
 std::size_t touch_all(const ReceivedFrame& frame) {
@@ -97,7 +97,7 @@ TEST_CASE("a frame buffer keeps its bytes while it grows and honours its cap", "
 }
 
 TEST_CASE("a17 frames that arrive in pieces of any size are aligned and whole", "[frame][a17]") {
-  const auto sent = bytes_of(*forward_frame(7, "thirteen byte"));
+  const auto sent = flat_bytes(*forward_frame(7, "thirteen byte"));
   for (std::size_t piece = 1; piece <= 16; ++piece) {
     const auto frame = ReceivedFrame::parse(buffer_of(sent, piece), From::kClient);
     REQUIRE(frame.has_value());
@@ -153,7 +153,7 @@ TEST_CASE("merged frames hold every call in order", "[frame]") {
   std::vector<net::OutgoingFramePtr> frames;
   for (std::uint64_t id = 0; id < 20; ++id) frames.push_back(forward_frame(id, std::string(id * 10, 'a')));
   const auto merged = net::merge(frames);
-  const auto received = ReceivedFrame::parse(buffer_of(bytes_of(*merged)), From::kClient);
+  const auto received = ReceivedFrame::parse(buffer_of(flat_bytes(*merged)), From::kClient);
   REQUIRE(received.has_value());
   const auto calls = (*received)->root().getCalls();
   REQUIRE(calls.size() == 20);
@@ -180,7 +180,7 @@ TEST_CASE("errors travel with code text and time to retry", "[frame]") {
 
 TEST_CASE("f6 frames with any bytes changed are refused or read without harm", "[frame][f6]") {
   std::mt19937_64 random(seed());
-  const std::vector<std::string> samples = {bytes_of(*forward_frame(1, "a row of bytes")), frame_with_external(512)};
+  const std::vector<std::string> samples = {flat_bytes(*forward_frame(1, "a row of bytes")), frame_with_external(512)};
   std::size_t accepted = 0;
   std::size_t touched = 0;
   for (int round = 0; round < 20'000; ++round) {

@@ -16,7 +16,7 @@ using net::Identity;
 
 namespace {
 
-net::Bytes bytes_of(std::string_view text) { return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}; }
+net::Bytes as_bytes(std::string_view text) { return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}; }
 
 unsigned mode_of(const std::filesystem::path& path) {
   struct stat status {};
@@ -39,12 +39,12 @@ void write(const std::filesystem::path& path, std::string_view text) {
 TEST_CASE("a signature is accepted for its key and message only", "[identity]") {
   const auto key = Identity::generate();
   const auto other = Identity::generate();
-  auto signature = key.sign(bytes_of("announce ffn.3."));
-  CHECK(net::verify(key.public_key(), bytes_of("announce ffn.3."), signature));
-  CHECK_FALSE(net::verify(key.public_key(), bytes_of("announce ffn.4."), signature));
-  CHECK_FALSE(net::verify(other.public_key(), bytes_of("announce ffn.3."), signature));
+  auto signature = key.sign(as_bytes("announce ffn.3."));
+  CHECK(net::verify(key.public_key(), as_bytes("announce ffn.3."), signature));
+  CHECK_FALSE(net::verify(key.public_key(), as_bytes("announce ffn.4."), signature));
+  CHECK_FALSE(net::verify(other.public_key(), as_bytes("announce ffn.3."), signature));
   signature[10] ^= 1U;
-  CHECK_FALSE(net::verify(key.public_key(), bytes_of("announce ffn.3."), signature));
+  CHECK_FALSE(net::verify(key.public_key(), as_bytes("announce ffn.3."), signature));
   CHECK(net::verify(key.public_key(), {}, key.sign({})));
 }
 
