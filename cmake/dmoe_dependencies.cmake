@@ -23,6 +23,7 @@ if(TORCH_CXX_FLAGS MATCHES "_GLIBCXX_USE_CXX11_ABI=0")  # Field case e5.
     "Boost or RocksDB; use Debian's libtorch-dev, or the upstream build that is called cxx11-abi")
 endif()
 find_package(RocksDB REQUIRED)
+include(${CMAKE_CURRENT_LIST_DIR}/find_onednn.cmake)
 find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)

@@ -16,4 +16,5 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/dmoe-config.cmake.in ${P
 # Before 1.0 every minor version may change the API.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/dmoe-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/dmoe-config.cmake ${PROJECT_BINARY_DIR}/dmoe-config-version.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/find_onednn.cmake
   DESTINATION ${package_dir})

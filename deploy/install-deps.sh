@@ -23,7 +23,7 @@ packages=(
   "$boost" capnproto libcapnp-dev librocksdb-dev libcli11-dev libspdlog-dev nlohmann-json3-dev
   prometheus-cpp-dev libssl-dev libsodium-dev zlib1g-dev catch2
   # Without this BLAS libtorch multiplies matrices more than 50 times slower, on the reference one.
-  libtorch-dev libopenblas0-pthread
+  libtorch-dev libopenblas0-pthread libdnnl-dev
   # What `dmoe demo` trains on.
   dataset-fashion-mnist
 )

@@ -1,5 +1,6 @@
 #include "expert_server/builtin_experts.hpp"
 
+#include "expert_server/linear.hpp"
 #include "expert_server/torch_expert.hpp"
 
 #include <torch/nn/module.h>
@@ -16,6 +17,10 @@
 
 namespace dmoe::expert_server {
 namespace {
+
+at::Tensor through(const torch::nn::Linear& layer, const at::Tensor& x) {
+  return apply_linear(x, layer->weight, layer->bias);
+}
 
 class NopExpert final : public TorchExpert {
  public:
@@ -36,7 +41,7 @@ class DetDropoutExpert final : public TorchExpert {
   }
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
-    return {narrow_(widen_(inputs[0] * inputs[1] / kept_).relu_())};
+    return {through(narrow_, through(widen_, inputs[0] * inputs[1] / kept_).relu())};
   }
 
  private:
@@ -97,8 +102,8 @@ class TransformerExpert final : public TorchExpert {
                                   std::to_string(tokens.size(1)));
     }
     auto hidden = attention_norm_(tokens + drop(attend(tokens, mask, generator), generator));
-    auto inner = drop(torch::gelu(widen_(hidden)), generator);
-    return {output_norm_(hidden + drop(narrow_(inner), generator))};
+    auto inner = drop(torch::gelu(through(widen_, hidden)), generator);
+    return {output_norm_(hidden + drop(through(narrow_, inner), generator))};
   }
 
   bool one_task_at_a_time() const override { return sizes_.dropout > 0; }
@@ -115,7 +120,7 @@ class TransformerExpert final : public TorchExpert {
     const auto rows = tokens.size(0);
     const auto length = tokens.size(1);
     const auto head_width = sizes_.width / sizes_.heads;
-    const auto split = attention_in_(tokens).view({rows, length, 3, sizes_.heads, head_width}).permute({2, 0, 3, 1, 4});
+    const auto split = through(attention_in_, tokens).view({rows, length, 3, sizes_.heads, head_width}).permute({2, 0, 3, 1, 4});
     auto scores = torch::matmul(split[0], split[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(head_width));
     if (mask.defined()) {
       // A finite bound: a row whose tokens are all padding attends evenly instead of giving NaN.
@@ -123,7 +128,7 @@ class TransformerExpert final : public TorchExpert {
     }
     const auto weights = drop(torch::softmax(scores, -1), generator);
     const auto mixed = torch::matmul(weights, split[2]).transpose(1, 2).reshape({rows, length, sizes_.width});
-    return attention_out_(mixed);
+    return through(attention_out_, mixed);
   }
 
   TransformerSizes sizes_;

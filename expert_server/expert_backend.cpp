@@ -390,22 +390,43 @@ ExpertSnapshot ExpertBackend::snapshot() const {
           copies(buffers_, true), copies(optimizer_.state(), true)};
 }
 
-std::shared_ptr<const ExpertSnapshot> ExpertBackend::begin_snapshot() {
+std::shared_ptr<const ExpertSnapshot> ExpertBackend::reserve_snapshot() {
   pending_.reset();
-  Pending pending{std::make_shared<ExpertSnapshot>(), {}};
-  auto& snapshot = *pending.snapshot;
-  snapshot.description = description_;
-  snapshot.optimizer = optimizer_.settings();
-  snapshot.updates = updates();
-  snapshot.parameters = pending.copy.reserve(module_->parameters());
-  snapshot.buffers = pending.copy.reserve(buffers_);
-  snapshot.optimizer_state = pending.copy.reserve(optimizer_.state());
-  pending_ = std::move(pending);
+  pending_ = Pending{std::make_shared<ExpertSnapshot>(), {}};
+  reserve_pending();
   return pending_->snapshot;
 }
 
+void ExpertBackend::reserve_pending() {
+  auto& [snapshot, copy] = *pending_;
+  copy = SnapshotCopy();
+  snapshot->parameters = copy.reserve(module_->parameters());
+  snapshot->buffers = copy.reserve(buffers_);
+  snapshot->optimizer_state = copy.reserve(optimizer_.state());
+}
+
+/// In the order in which they are reserved for.
+std::vector<NamedTensor> ExpertBackend::live_tensors() const {
+  auto tensors = module_->parameters();
+  tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
+  const auto state = optimizer_.state();
+  tensors.insert(tensors.end(), state.begin(), state.end());
+  return tensors;
+}
+
+void ExpertBackend::begin_snapshot() {
+  if (!pending_) return;
+  auto& snapshot = *pending_->snapshot;
+  snapshot.description = description_;
+  snapshot.optimizer = optimizer_.settings();
+  snapshot.updates = updates();
+  if (pending_->copy.begin(live_tensors())) return;
+  reserve_pending();  // A first step made optimizer state meanwhile.
+  pending_->copy.begin(live_tensors());
+}
+
 bool ExpertBackend::copy_snapshot(std::size_t bytes) {
-  if (!pending_) return true;
+  if (!pending_ || !pending_->copy.begun()) return true;
   if (!pending_->copy.advance(bytes)) return false;
   pending_.reset();
   return true;

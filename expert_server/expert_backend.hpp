@@ -94,10 +94,12 @@ class ExpertBackend {
   /// A consistent copy: weights, optimizer state and counter belong to the same step.
   ExpertSnapshot snapshot() const;
 
-  /// The same in pieces, between which the expert is served. What `begin_snapshot` returns has all but the tensors'
-  /// contents; it is complete when `copy_snapshot` returned true. A backward in between copies the rest before it
-  /// changes anything. The newer begin gives up the older one. May throw std::bad_alloc.
-  std::shared_ptr<const ExpertSnapshot> begin_snapshot();
+  /// The same in pieces, between which the expert is served. What `reserve_snapshot` returns has names and untouched
+  /// memory; that may be populated by any thread. It is of the moment of `begin_snapshot`, and complete when
+  /// `copy_snapshot` returned true: a backward in between copies the rest before it changes anything. The newer
+  /// reservation gives up the older one. May throw std::bad_alloc.
+  std::shared_ptr<const ExpertSnapshot> reserve_snapshot();
+  void begin_snapshot();
   bool copy_snapshot(std::size_t bytes);  ///< Copies about `bytes` more. True: none is left.
 
   /// Takes over a snapshot of an equal description and optimizer kind; on the CPU its tensors become the expert's own,
@@ -113,6 +115,8 @@ class ExpertBackend {
                                          const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
   Result<ExpertGradients> gradients_by_autograd(const std::vector<at::Tensor>& inputs,
                                                 const std::vector<at::Tensor>& grad_outputs, std::uint64_t rng_seed);
+  void reserve_pending();
+  std::vector<NamedTensor> live_tensors() const;
   void adopt_module(std::unique_ptr<ExpertModule> module);
   Result<std::vector<at::Tensor>> checked(std::vector<at::Tensor> outputs, std::int64_t rows) const;
   Error failure(const char* direction, const std::exception& cause) const;

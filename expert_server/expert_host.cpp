@@ -209,16 +209,24 @@ std::shared_ptr<const ExpertSnapshot> ExpertHost::snapshot_of(const std::shared_
   auto& backend = *expert->backend;
   auto& runtime = runtimes_.of(*expert);
   try {
-    const auto begun = between_batches<std::shared_ptr<const ExpertSnapshot>>(
-        runtime, [&backend]() { return backend.begin_snapshot(); });
-    if (!begun || !*begun) return nullptr;
-    populate((*begun)->parameters);
-    populate((*begun)->optimizer_state);
-    const auto slice = slice_of(**begun);
+    const auto reserved = between_batches<std::shared_ptr<const ExpertSnapshot>>(
+        runtime, [&backend]() { return backend.reserve_snapshot(); });
+    if (!reserved || !*reserved) return nullptr;
+    // Before the copy begins: a backward meanwhile need not wait for a page of it.
+    run_unhurried([&] {
+      populate((*reserved)->parameters);
+      populate((*reserved)->optimizer_state);
+    });
+    const auto begun = between_batches<bool>(runtime, [&backend] {
+      backend.begin_snapshot();
+      return true;
+    });
+    if (!begun) return nullptr;
+    const auto slice = slice_of(**reserved);
     for (;;) {
       const auto done = between_batches<bool>(runtime, [&backend, slice] { return backend.copy_snapshot(slice); });
       if (!done) return nullptr;
-      if (*done) return *begun;
+      if (*done) return *reserved;
     }
   } catch (const std::bad_alloc&) {  // The device thread has ended, and this one was asked.
     spdlog::error("no memory for a checkpoint of expert {}", backend.uid_text());

@@ -3,6 +3,7 @@
 #include "expert_server/few_rows.hpp"
 #include "expert_server/fresh_weights.hpp"
 #include "expert_server/layer_norm_relu.hpp"
+#include "expert_server/linear.hpp"
 #include "expert_server/torch_expert.hpp"
 
 #include <torch/nn/modules/normalization.h>
@@ -18,12 +19,8 @@ namespace {
 /// costs as much as reading them would.
 constexpr std::int64_t kOuterRows = 32;
 
-at::Tensor linear(const FreshLinear& layer, const at::Tensor& x) {
-  return few_rows(x) ? few_rows_linear(x, layer->weight, layer->bias) : at::linear(x, layer->weight, layer->bias);
-}
-
-at::Tensor linear_backward(const FreshLinear& layer, const at::Tensor& gradient) {
-  return few_rows(gradient) ? few_rows_linear_backward(gradient, layer->weight) : at::mm(gradient, layer->weight);
+at::Tensor through(const FreshLinear& layer, const at::Tensor& x) {
+  return apply_linear(x, layer->weight, layer->bias);
 }
 
 at::Tensor activate(torch::nn::LayerNorm& norm, at::Tensor x) {
@@ -49,7 +46,7 @@ struct StagePass {
 };
 
 StagePass pass_through(const Stage& stage, const at::Tensor& x) {
-  auto z = linear(stage.linear, x);
+  auto z = through(stage.linear, x);
   auto there = layer_norm_relu_keeping_(z, stage.norm->weight, stage.norm->bias, stage.norm->options.eps());
   return {x, std::move(z), std::move(there)};
 }
@@ -69,9 +66,9 @@ class FfnExpert final : public TorchExpert {
   }
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs, at::Generator& /*generator*/) override {
-    auto inner = activate(first_.norm, linear(first_.linear, inputs[0]));
-    inner = activate(second_.norm, linear(second_.linear, inner));
-    auto output = linear(last_, inner);
+    auto inner = activate(first_.norm, through(first_.linear, inputs[0]));
+    inner = activate(second_.norm, through(second_.linear, inner));
+    auto output = through(last_, inner);
     return {output.add_(inputs[0])};
   }
 
@@ -86,7 +83,7 @@ class FfnExpert final : public TorchExpert {
     ExpertGradients found;
     auto& parameters = found.parameters;
     if (with_parameters) parameters.resize(10);
-    auto back = linear_backward(last_, gradient);
+    auto back = apply_linear_backward(gradient, last_->weight);
     if (with_parameters) {
       parameters[8] = outer_gradient(gradient, second.there.output);
       parameters[9] = dense_gradient(gradient.sum(0));
@@ -106,7 +103,7 @@ class FfnExpert final : public TorchExpert {
     auto bias_gradient = at::empty_like(stage.norm->bias);
     layer_norm_relu_backward_(gradient, pass.normalized, pass.there, stage.norm->weight, weight_gradient,
                               bias_gradient);
-    auto back = linear_backward(stage.linear, gradient);
+    auto back = apply_linear_backward(gradient, stage.linear->weight);
     if (parameters != nullptr) {
       parameters[0] = outer_gradient(gradient, pass.input);
       parameters[1] = dense_gradient(gradient.sum(0));

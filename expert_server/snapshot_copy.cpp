@@ -1,6 +1,7 @@
 #include "expert_server/snapshot_copy.hpp"
 
 #include "expert_server/large_tensor.hpp"
+#include "expert_server/parallel_range.hpp"
 
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -11,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <utility>
 
 namespace dmoe::expert_server {
 namespace {
@@ -22,36 +23,53 @@ constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
 constexpr int kPopulateWrite = 23;  // Linux 5.14; older kernels refuse it, which is no harm.
 #endif
 
-constexpr std::size_t kPopulateAtOnce = 16UL * 1024 * 1024;  ///< Holds the process's memory map for about 1 ms.
+/// Whoever maps memory meanwhile waits for this much: well under 1 ms, where the machine has the pages at hand.
+constexpr std::size_t kPopulateAtOnce = 2UL * 1024 * 1024;
+constexpr std::size_t kCopyGrain = 1UL * 1024 * 1024;  ///< Worth a compute thread.
+
+void copy_part(const at::Tensor& from, const at::Tensor& to, std::size_t first, std::size_t count) {
+  auto* target = static_cast<std::uint8_t*>(to.data_ptr()) + first;
+  const auto* source = static_cast<const std::uint8_t*>(from.data_ptr()) + first;
+  parallel_range(static_cast<std::int64_t>(count), kCopyGrain, [=](std::int64_t begin, std::int64_t end) {
+    std::memcpy(target + begin, source + begin, static_cast<std::size_t>(end - begin));
+  });
+}
 
 }  // namespace
 
 std::vector<NamedTensor> SnapshotCopy::reserve(const std::vector<NamedTensor>& live) {
-  const at::NoGradGuard no_grad;
   std::vector<NamedTensor> copies;
   copies.reserve(live.size());
   for (const auto& item : live) {
-    auto from = item.tensor.detach().contiguous();
-    auto to = large_empty(from.sizes(), from.scalar_type());
+    auto to = large_empty(item.tensor.sizes(), item.tensor.scalar_type());
     copies.push_back({item.name, to});
-    pairs_.push_back({std::move(from), std::move(to)});
+    to_.push_back(std::move(to));
   }
   return copies;
 }
 
+bool SnapshotCopy::begin(const std::vector<NamedTensor>& live) {
+  const bool fits = std::equal(live.begin(), live.end(), to_.begin(), to_.end(), [](const auto& item, const auto& to) {
+    return item.tensor.sizes() == to.sizes() && item.tensor.scalar_type() == to.scalar_type();
+  });
+  if (!fits) return false;
+  const at::NoGradGuard no_grad;
+  for (const auto& item : live) from_.push_back(item.tensor.detach().contiguous());
+  return true;
+}
+
 bool SnapshotCopy::advance(std::size_t bytes) {
-  while (next_ < pairs_.size()) {
-    const auto& pair = pairs_[next_];
-    const auto part = std::min(bytes, pair.from.nbytes() - copied_);
-    if (!pair.from.device().is_cpu()) {
-      pair.to.copy_(pair.from);  // Devices copy whole tensors, and fast.
+  while (next_ < from_.size()) {
+    const auto& from = from_[next_];
+    const auto part = std::min(bytes, from.nbytes() - copied_);
+    if (!from.device().is_cpu()) {
+      to_[next_].copy_(from);  // Devices copy whole tensors, and fast.
     } else if (part > 0) {
-      std::memcpy(static_cast<std::uint8_t*>(pair.to.data_ptr()) + copied_,
-                  static_cast<const std::uint8_t*>(pair.from.data_ptr()) + copied_, part);
+      copy_part(from, to_[next_], copied_, part);
     }
-    copied_ += pair.from.device().is_cpu() ? part : pair.from.nbytes();
+    copied_ += from.device().is_cpu() ? part : from.nbytes();
     bytes -= part;
-    if (copied_ < pair.from.nbytes()) return false;
+    if (copied_ < from.nbytes()) return false;
     ++next_;
     copied_ = 0;
   }

@@ -14,17 +14,18 @@ class SnapshotCopy {
   /// Reserves memory for a copy of each of `live`, without touching it. May throw std::bad_alloc.
   std::vector<NamedTensor> reserve(const std::vector<NamedTensor>& live);
 
-  /// Copies about `bytes` more. True: that was all.
+  /// From now on `live` is copied, all that was reserved for, in that order.    @return false: sizes or dtypes differ.
+  bool begin(const std::vector<NamedTensor>& live);
+  bool begun() const noexcept { return !from_.empty(); }
+
+  /// Copies about `bytes` more, on the calling thread's compute threads. True: that was all.    @pre begun()
   bool advance(std::size_t bytes);
 
  private:
-  struct Pair {
-    at::Tensor from;
-    at::Tensor to;
-  };
-  std::vector<Pair> pairs_;
-  std::size_t next_ = 0;    ///< Of pairs_.
-  std::size_t copied_ = 0;  ///< Bytes of that pair.
+  std::vector<at::Tensor> to_;
+  std::vector<at::Tensor> from_;  ///< As many, once begun.
+  std::size_t next_ = 0;          ///< Of them.
+  std::size_t copied_ = 0;        ///< Bytes of that one.
 };
 
 /// Lets the kernel find the pages of these tensors now, on this thread; their contents, which another thread may be

@@ -1,5 +1,7 @@
 #include "expert_server/unhurried.hpp"
 
+#include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -8,10 +10,13 @@
 namespace dmoe::expert_server {
 namespace {
 
-constexpr int kNice = 5;
+constexpr int kNice = 10;
 
-/// Linux keeps the nice value per thread.
+/// Linux keeps the nice value and the policy per thread, and passes them on to threads that it starts. A batch thread
+/// does not interrupt the others when it wakes up, as one that waits for a disk would again and again.
 void lower_own_priority() {
+  const sched_param none{};
+  (void)::pthread_setschedparam(::pthread_self(), SCHED_BATCH, &none);
   const auto thread = static_cast<id_t>(::gettid());
   if (::getpriority(PRIO_PROCESS, thread) < kNice) (void)::setpriority(PRIO_PROCESS, thread, kNice);
 }

@@ -5,7 +5,7 @@
 
 namespace dmoe::expert_server {
 
-/// Runs `work` on a thread of its own with a low priority (nice 5: about a quarter of a busy core, all of an idle one)
+/// Runs `work` on a thread of its own with a low priority (nice 10: about a tenth of a busy core, all of an idle one)
 /// and returns when it has ended. What it throws is thrown here.
 void run_unhurried(const std::function<void()>& work);
 

@@ -242,7 +242,8 @@ TEST_CASE("d11 a snapshot that is copied in pieces is of the step at which it be
   const auto x = torch::randn({4, 32});
   REQUIRE(backend->backward({x}, {x}, 0).has_value());
   const auto before = backend->snapshot();
-  const auto begun = backend->begin_snapshot();
+  const auto begun = backend->reserve_snapshot();
+  backend->begin_snapshot();
   CHECK_FALSE(backend->copy_snapshot(1'000));
   CHECK_FALSE(backend->copy_snapshot(1'000));
   REQUIRE(backend->forward({x}, 0).has_value());
@@ -252,6 +253,20 @@ TEST_CASE("d11 a snapshot that is copied in pieces is of the step at which it be
   CHECK(same_bits(begun->parameters, before.parameters));
   CHECK(same_bits(begun->optimizer_state, before.optimizer_state));
   CHECK_FALSE(same_bits(backend->snapshot().parameters, before.parameters));
+}
+
+TEST_CASE("d11 a first step between a snapshot's reservation and its beginning is in it", "[checkpoint][d11]") {
+  const auto backend = builtin("ffn", 32, {});
+  const auto x = torch::randn({4, 32});
+  const auto reserved = backend->reserve_snapshot();
+  REQUIRE(reserved->optimizer_state.empty());
+  REQUIRE(backend->backward({x}, {x}, 0).has_value());
+  backend->begin_snapshot();
+  const auto now = backend->snapshot();
+  CHECK(backend->copy_snapshot(1UL << 30U));
+  CHECK(reserved->updates == 1);
+  CHECK(same_bits(reserved->parameters, now.parameters));
+  CHECK(same_bits(reserved->optimizer_state, now.optimizer_state));
 }
 
 TEST_CASE("g1 a server uses the cores that other processes leave free", "[group][g1]") {
