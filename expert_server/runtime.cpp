@@ -32,6 +32,11 @@ TaskPool& pool_of(HostedExpert& expert, Direction direction) {
   return expert.pools[direction == Direction::kForward ? 0 : 1];
 }
 
+/// Of one runtime.
+int most_threads(const RuntimeOptions& options) {
+  return std::max(1, effective_compute_threads(options.compute_threads) / std::max(1, options.sharers));
+}
+
 Error stopping() { return {Errc::kUnavailable, "the server is shutting down: use another expert", {}}; }
 
 Error gone(const ExpertBackend& backend) {
@@ -66,13 +71,15 @@ struct Runtime::Batch {
 Runtime::Runtime(RuntimeOptions options)
     : options_(std::move(options)),
       governor_(options_.compute_threads),
+      trials_(most_threads(options_)),
       threads_(threads_now()),
       thread_([this] { run(); }) {}
 
 /// How many compute threads the next batch gets.
 int Runtime::threads_now() {
   if (options_.compute_threads > 0) return options_.compute_threads;
-  return options_.device.is_cpu() ? std::max(1, governor_.threads() / std::max(1, options_.sharers)) : 1;
+  if (!options_.device.is_cpu()) return 1;
+  return trials_.threads(std::max(1, governor_.threads() / std::max(1, options_.sharers)));
 }
 
 Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
@@ -391,23 +398,35 @@ void Runtime::serve(Batch& batch) {
     fail_dropped(part.dropped, *part.expert->backend);
     if (options_.on_dropped) options_.on_dropped(part.dropped.size());
   }
+  const auto started = std::chrono::steady_clock::now();
   if (batch.parts.size() > 1 && batch.parts.size() >= static_cast<std::size_t>(threads_)) {
     compute_together(batch.parts);
   } else {
     for (auto& part : batch.parts) compute(part);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& part : batch.parts) {
-      if (part.report.rows > 0) {
-        pool_of(*part.expert, part.direction).served(part.report.rows, part.report.computed);
-      }
-    }
-  }
+  note_times(batch, std::chrono::steady_clock::now() - started);
   if (!options_.on_batch) return;
   for (const auto& part : batch.parts) {
     if (part.report.tasks > 0) options_.on_batch(part.report);
   }
+}
+
+/// What the next batches may be expected to take, and whether this one's threads were well chosen.
+void Runtime::note_times(const Batch& batch, std::chrono::nanoseconds took) {
+  std::chrono::nanoseconds expected{0};
+  bool lent = false;
+  {
+    const std::lock_guard lock(mutex_);
+    lent = lent_;
+    for (const auto& part : batch.parts) {
+      if (part.report.rows == 0) continue;
+      auto& pool = pool_of(*part.expert, part.direction);
+      expected += pool.expected_time(part.report.rows);
+      pool.served(part.report.rows, part.report.computed);
+    }
+  }
+  if (lent || expected.count() == 0 || expected >= std::chrono::hours{1}) return;  // A caller's thread, or no past yet.
+  trials_.served(std::chrono::duration<double>(took) / expected);
 }
 
 void Runtime::run() {

@@ -5,6 +5,7 @@
 #include "expert_server/expert_backend.hpp"
 #include "expert_server/staleness.hpp"
 #include "expert_server/task_pool.hpp"
+#include "expert_server/thread_trials.hpp"
 
 #include <array>
 #include <condition_variable>
@@ -41,7 +42,8 @@ struct BatchReport {
 };
 
 struct RuntimeOptions {
-  int compute_threads = 0;  ///< Intra-op threads of the device thread; 0: as many as others leave (ThreadGovernor).
+  /// Intra-op threads of the device thread; 0: as many as others leave (ThreadGovernor), corrected by ThreadTrials.
+  int compute_threads = 0;
   /// Small batches of several experts are computed at once, each on one compute thread, and products of few rows read
   /// their weights once (few_rows.hpp). Off: one batch after another, all through the BLAS.
   bool grouped = true;
@@ -133,6 +135,7 @@ class Runtime {
   bool joins(const Batch& batch, const Waiting& waiting) const;
   bool is_serving(const HostedExpert* expert) const;
   void serve(Batch& batch);
+  void note_times(const Batch& batch, std::chrono::nanoseconds took);
   void compute(Part& part) const;
   static void note_staleness(Part& part, const Task& task, std::uint64_t updates);
   void compute_together(std::vector<Part>& parts) const;
@@ -141,7 +144,8 @@ class Runtime {
   void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
 
   const RuntimeOptions options_;
-  ThreadGovernor governor_;  ///< Of the device thread, as is threads_.
+  ThreadGovernor governor_;  ///< Of the device thread, as are the next two.
+  ThreadTrials trials_;
   int threads_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;

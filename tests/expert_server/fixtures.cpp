@@ -100,7 +100,7 @@ bool same_bits(const at::Tensor& left, const at::Tensor& right) {
   if (left.scalar_type() != right.scalar_type() || left.sizes() != right.sizes()) return false;
   const auto a = left.contiguous();
   const auto b = right.contiguous();
-  return std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
+  return a.nbytes() == 0 || std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
 bool same_bits(const std::vector<NamedTensor>& left, const std::vector<NamedTensor>& right) {
