@@ -413,20 +413,21 @@ void Runtime::serve(Batch& batch) {
 
 /// What the next batches may be expected to take, and whether this one's threads were well chosen.
 void Runtime::note_times(const Batch& batch, std::chrono::nanoseconds took) {
-  std::chrono::nanoseconds expected{0};
-  bool lent = false;
+  double usual = 0;
+  bool known = true;
   {
     const std::lock_guard lock(mutex_);
-    lent = lent_;
+    known = !lent_;  // Not by a caller's thread.
     for (const auto& part : batch.parts) {
       if (part.report.rows == 0) continue;
       auto& pool = pool_of(*part.expert, part.direction);
-      expected += pool.expected_time(part.report.rows);
+      const double seconds = pool.usual_seconds(part.report.rows);
+      known = known && seconds > 0;
+      usual += seconds;
       pool.served(part.report.rows, part.report.computed);
     }
   }
-  if (lent || expected.count() == 0 || expected >= std::chrono::hours{1}) return;  // A caller's thread, or no past yet.
-  trials_.served(std::chrono::duration<double>(took) / expected);
+  if (known && usual > 0) trials_.served(std::chrono::duration<double>(took).count() / usual);
 }
 
 void Runtime::run() {

@@ -7,6 +7,9 @@
 namespace dmoe::expert_server {
 namespace {
 
+constexpr std::int64_t kUsualBatches = 200;
+constexpr double kFirstShare = 4;
+
 bool same_shape(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right) {
   for (std::size_t i = 0; i < left.size(); ++i) {
     const auto a = left[i].sizes();
@@ -85,6 +88,10 @@ void TaskPool::served(std::int64_t rows, std::chrono::nanoseconds time) noexcept
   if (rows <= 0) return;
   const double sample = std::chrono::duration<double>(time).count() / static_cast<double>(rows);
   seconds_per_row_ = seconds_per_row_ == 0 ? sample : 0.8 * seconds_per_row_ + 0.2 * sample;
+  // The first batches, which find cold caches, are soon forgotten.
+  batches_ = std::min(batches_ + 1, kUsualBatches);
+  usual_seconds_per_row_ +=
+      (sample - usual_seconds_per_row_) * std::min(1.0, kFirstShare / static_cast<double>(batches_));
 }
 
 std::chrono::nanoseconds TaskPool::expected_time(std::int64_t rows) const noexcept {

@@ -40,10 +40,12 @@ class TaskPool {
   /// When the oldest task need not wait for company any more. @pre !empty()
   TimePoint ready() const noexcept;
 
-  /// How long `rows` rows should take, from the past; hours when there is none.
+  /// How long `rows` rows should take, from the last few batches; hours when there is none.
   std::chrono::nanoseconds expected_time(std::int64_t rows) const noexcept;
+  /// How long they have taken over the last hundred batches or so, in seconds; 0 when there was none.
+  double usual_seconds(std::int64_t rows) const noexcept { return usual_seconds_per_row_ * static_cast<double>(rows); }
 
-  /// Remembers how long `rows` rows took, for `retry_after`.
+  /// Remembers how long `rows` rows took.
   void served(std::int64_t rows, std::chrono::nanoseconds time) noexcept;
 
  private:
@@ -53,6 +55,8 @@ class TaskPool {
   std::deque<Task> queue_;
   std::int64_t rows_ = 0;
   double seconds_per_row_ = 0;  ///< Moving average.
+  std::int64_t batches_ = 0;
+  double usual_seconds_per_row_ = 0;  ///< A slower one.
 };
 
 }  // namespace dmoe::expert_server

@@ -6,14 +6,17 @@
 namespace dmoe::expert_server {
 namespace {
 
-constexpr int kTrialBatches = 4;
-constexpr int kUsualBatches = 8;    ///< Before a trial: what it is compared with.
+constexpr int kSettling = 12;       ///< Batches that do not count after each change: callers get used to it.
+constexpr int kTrialBatches = 16;   ///< And those that do.
+constexpr int kUsualBatches = 32;   ///< Before a trial: what it is compared with.
+constexpr int kRehearsals = 2;      ///< Trials of a side that do not count: kernels are made for a number of threads.
+constexpr int kTrialsToChange = 3;  ///< And those that do.
 constexpr int kShortestPause = 16;  ///< Usual batches between two trials of a side.
 constexpr int kLongestPause = 512;
-constexpr int kTrialsToChange = 3;
-constexpr double kFaster = -0.04;  ///< log(0.96): worth a change.
-constexpr double kHopeless = 0.6;  ///< Nearly twice as slow: two batches are enough.
-constexpr double kSpike = 0.8;     ///< A batch that was interrupted says no more than this.
+constexpr double kFaster = -0.03;  ///< log(0.97): worth a change.
+constexpr double kHopeless = 0.6;  ///< Nearly twice as slow: a few batches are enough.
+constexpr int kHopelessBatches = 4;
+constexpr double kSpike = 0.8;  ///< A batch that was interrupted says no more than this.
 constexpr int kMaxOffset = 2;
 
 }  // namespace
@@ -43,9 +46,9 @@ void ThreadTrials::served(double relative) noexcept {
 }
 
 void ThreadTrials::usual_batch(double slowness) noexcept {
-  ++usual_batches_;
-  usual_ += (slowness - usual_) / std::min(usual_batches_, kUsualBatches);
   for (auto& side : sides_) --side.until_next;
+  if (++usual_batches_ <= 0) return;
+  usual_ += (slowness - usual_) / std::min(usual_batches_, kUsualBatches);
   if (usual_batches_ < kUsualBatches) return;
   for (auto& side : sides_) {
     if (side.until_next > 0 || !possible(side)) continue;
@@ -60,21 +63,23 @@ void ThreadTrials::trial_batch(double slowness) noexcept {
   trial_sum_ += slowness;
   ++trial_batches_;
   const double slower = trial_sum_ / trial_batches_ - usual_;
-  if (trial_batches_ == kTrialBatches || (trial_batches_ > 1 && slower > kHopeless)) conclude(slower);
+  if (trial_batches_ == kHopelessBatches && slower > kHopeless) return conclude(slower);
+  if (trial_batches_ == kSettling) settling_sum_ = trial_sum_;
+  if (trial_batches_ == kSettling + kTrialBatches) conclude((trial_sum_ - settling_sum_) / kTrialBatches - usual_);
 }
 
 void ThreadTrials::conclude(double slower) noexcept {
   auto& side = *trial_;
   trial_ = nullptr;
-  usual_batches_ = 0;
-  ++side.trials;
-  side.slower += (slower - side.slower) / std::min(side.trials, kTrialsToChange);
-  if (side.trials >= kTrialsToChange && side.slower < kFaster) {
+  usual_batches_ = -kSettling;
+  const int counted = ++side.trials - kRehearsals;
+  if (counted > 0) side.slower += (slower - side.slower) / std::min(counted, kTrialsToChange);
+  const bool promising = side.slower < kFaster;
+  if (counted >= kTrialsToChange && promising) {
     offset_ = std::clamp(guess_ + offset_, 1, most_) + side.step - guess_;
     return forget();
   }
-  const bool promising = side.slower < kFaster;
-  side.pause = promising ? kShortestPause : std::clamp(2 * side.pause, kShortestPause, kLongestPause);
+  side.pause = counted <= 0 || promising ? kShortestPause : std::clamp(2 * side.pause, kShortestPause, kLongestPause);
   side.until_next = side.pause;
 }
 

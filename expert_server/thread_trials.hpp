@@ -6,9 +6,9 @@
 namespace dmoe::expert_server {
 
 /// Corrects a guess of how many threads are best. Which cores are free says little where the load comes from our own
-/// callers, who work when we do not: so now and then a few batches are computed with a thread more or less than usual,
-/// and what is found faster three times becomes the usual. A side that is not faster is tried ever more seldom, so that
-/// trials cost a hundredth of the time or so. Counts batches, not seconds. Not thread-safe.
+/// callers, who work when we do not: so now and then some batches are computed with a thread more or less than usual,
+/// and what is found faster again and again becomes the usual. A side that is not faster is tried ever more seldom, so
+/// that trials cost a hundredth of the time or so. Counts batches, not seconds. Not thread-safe.
 class ThreadTrials {
  public:
   /// Never more than `most` threads.
@@ -26,7 +26,7 @@ class ThreadTrials {
     int step;
     double slower = 0;  ///< Moving average of log(time / usual time).
     int trials = 0;
-    int pause = 0;     ///< Usual batches between two trials.
+    int pause = 0;  ///< Usual batches between two trials.
     int until_next = 0;
   };
 
@@ -44,6 +44,7 @@ class ThreadTrials {
   std::array<Side, 2> sides_{Side{-1}, Side{+1}};
   Side* trial_ = nullptr;  ///< Of sides_: under way.
   double trial_sum_ = 0;
+  double settling_sum_ = 0;  ///< Of it, the batches that do not count.
   int trial_batches_ = 0;
 };
 
