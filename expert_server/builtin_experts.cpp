@@ -120,7 +120,8 @@ class TransformerExpert final : public TorchExpert {
     const auto rows = tokens.size(0);
     const auto length = tokens.size(1);
     const auto head_width = sizes_.width / sizes_.heads;
-    const auto split = through(attention_in_, tokens).view({rows, length, 3, sizes_.heads, head_width}).permute({2, 0, 3, 1, 4});
+    const auto split =
+        through(attention_in_, tokens).view({rows, length, 3, sizes_.heads, head_width}).permute({2, 0, 3, 1, 4});
     auto scores = torch::matmul(split[0], split[1].transpose(-2, -1)) / std::sqrt(static_cast<double>(head_width));
     if (mask.defined()) {
       // A finite bound: a row whose tokens are all padding attends evenly instead of giving NaN.

@@ -2,6 +2,7 @@
 
 #include "expert_server/arrival.hpp"
 #include "expert_server/expert_factory.hpp"
+#include "expert_server/tensor_memory.hpp"
 #include "expert_server/unhurried.hpp"
 
 #include <spdlog/spdlog.h>
@@ -48,6 +49,7 @@ RuntimeOptions runtime_options(const ExpertHostOptions& options, ServerMetrics& 
           .grouped = options.grouped,
           .on_batch = [&metrics](const BatchReport& report) { metrics.batch(report); },
           .on_dropped = [&metrics](std::size_t tasks) { metrics.dropped(tasks); },
+          .on_pause = &release_unused_tensor_memory,
           .on_absent = [&residency](const std::shared_ptr<HostedExpert>& expert) { residency.want(expert); }};
 }
 

@@ -6,8 +6,8 @@
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
-#include <dnnl.hpp>
 #include <dnnl_version.h>
+#include <dnnl.hpp>
 
 #include <array>
 #include <cstdint>

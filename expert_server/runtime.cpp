@@ -26,6 +26,8 @@ constexpr std::int64_t kSmallBatch = 16;
 constexpr std::size_t kMaxGroup = 64;  ///< Batches computed at once; bounds how long a newcomer waits.
 constexpr std::chrono::milliseconds kShortestAdvice{10};  ///< When to come back.
 constexpr std::chrono::milliseconds kLongestAdvice{5'000};
+constexpr std::chrono::seconds kBetweenPauses{5};
+constexpr int kPausesAfterBatch = 2;     ///< What the last batch used is old in the second one.
 constexpr std::size_t kMaxLooked = 256;  ///< Pools looked at to fill a group.
 
 TaskPool& pool_of(HostedExpert& expert, Direction direction) {
@@ -329,15 +331,34 @@ bool Runtime::next(Batch& batch) {
       return true;
     }
     if (stopped_) return false;
-    if (take_ready(batch, std::chrono::steady_clock::now())) return true;
+    if (pause_due()) {
+      lock.unlock();
+      options_.on_pause();
+      lock.lock();
+      continue;
+    }
+    if (take_ready(batch, std::chrono::steady_clock::now())) {
+      pauses_ = options_.on_pause ? kPausesAfterBatch : 0;
+      return true;
+    }
     idle_ = true;
-    if (waiting_.empty()) {
+    if (waiting_.empty() && pauses_ > 0) {
+      wake_.wait_until(lock, last_pause_ + kBetweenPauses);
+    } else if (waiting_.empty()) {
       wake_.wait(lock);
     } else {  // Only pools that wait for company; the oldest is ready first.
       wake_.wait_until(lock, waiting_.begin()->first.second->ready());
     }
     idle_ = false;
   }
+}
+
+bool Runtime::pause_due() noexcept {
+  const auto now = std::chrono::steady_clock::now();
+  if (pauses_ == 0 || now < last_pause_ + kBetweenPauses) return false;
+  --pauses_;
+  last_pause_ = now;
+  return true;
 }
 
 void Runtime::note_staleness(Part& part, const Task& task, std::uint64_t updates) {

@@ -50,6 +50,8 @@ struct RuntimeOptions {
   /// Called on the device thread after each batch, and for tasks that were dropped before it. May be empty.
   std::function<void(const BatchReport&)> on_batch;
   std::function<void(std::size_t tasks)> on_dropped;
+  /// Called on the device thread every 5 s or so, between two batches or when there is none. May be empty.
+  std::function<void()> on_pause = {};
   /// Called by whoever submits a task for an expert that is not resident. May be empty.
   std::function<void(const std::shared_ptr<HostedExpert>&)> on_absent = {};
   c10::Device device = c10::kCPU;  ///< What its experts are placed on.
@@ -131,6 +133,7 @@ class Runtime {
   void serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert, Direction direction);
   void run();
   bool next(Batch& batch);
+  bool pause_due() noexcept;
   bool take_ready(Batch& batch, TimePoint now);
   bool joins(const Batch& batch, const Waiting& waiting) const;
   bool is_serving(const HostedExpert* expert) const;
@@ -147,6 +150,8 @@ class Runtime {
   ThreadGovernor governor_;  ///< Of the device thread, as are the next two.
   ThreadTrials trials_;
   int threads_;
+  TimePoint last_pause_ = std::chrono::steady_clock::now();  ///< Of the device thread, as is the next.
+  int pauses_ = 0;                                           ///< Until nothing is left to do in one.
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<PoolKey, Waiting> waiting_;              // Guarded by mutex_, as are all below.

@@ -13,6 +13,7 @@
 #include "expert_server/invalid.hpp"
 #include "expert_server/server_ports.hpp"
 #include "expert_server/status_routes.hpp"
+#include "expert_server/tensor_memory.hpp"
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -307,6 +308,7 @@ Server::~Server() = default;
 Result<std::unique_ptr<Server>> Server::start(ServerOptions options, std::stop_token abort) {
   auto pattern = check_options(options);
   if (!pattern) return pattern.error();
+  reuse_tensor_memory();
   std::optional<DataDirectory> directory;
   if (options.data_dir) {
     auto opened = DataDirectory::open(*options.data_dir);

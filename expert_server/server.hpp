@@ -110,6 +110,7 @@ class Server {
   /// that they cannot reach any announced endpoint it announces nothing and waits (one log line names the endpoint).
   /// kUnavailable: port taken, data directory in use, no initial peer answered, or every UID of the pattern is hosted
   /// by others; kInvalidArgument: pattern, option or checkpoint that does not fit; kCancelled: `abort` was requested.
+  /// The first server of a process changes where torch's large CPU tensors lie: in memory that is used again.
   static Result<std::unique_ptr<Server>> start(ServerOptions options, std::stop_token abort = {});
   ~Server();  ///< As stop().
   Server(const Server&) = delete;

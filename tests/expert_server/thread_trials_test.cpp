@@ -46,19 +46,29 @@ Outcome run(int most, const std::function<int()>& guess, const std::function<dou
 
 TEST_CASE("g1 a guess that is best is kept, and trials cost little", "[threads][g1]") {
   const auto cost = [](int threads) { return threads == 2 ? 1.0 : 1.8; };
-  CHECK(run(2, [] { return 2; }, cost, 2).efficiency > 0.92);
+  CHECK(run(
+            2, [] { return 2; }, cost, 2)
+            .efficiency > 0.92);
   // Threads that wait for each other's cores are many times as slow: then a few batches are enough to tell.
   const auto contended = [](int threads) { return threads == 1 ? 1.0 : 5.0; };
-  CHECK(run(2, [] { return 1; }, contended, 1).efficiency > 0.92);
+  CHECK(run(
+            2, [] { return 1; }, contended, 1)
+            .efficiency > 0.92);
 }
 
 TEST_CASE("g1 a guess that is wrong by one is corrected", "[threads][g1]") {
   const auto two = [](int threads) { return threads == 2 ? 1.0 : 1.3; };
-  CHECK(run(2, [] { return 1; }, two, 2).efficiency > 0.92);
+  CHECK(run(
+            2, [] { return 1; }, two, 2)
+            .efficiency > 0.92);
   const auto one = [](int threads) { return threads == 1 ? 1.0 : 1.3; };
-  CHECK(run(2, [] { return 2; }, one, 1).efficiency > 0.92);
+  CHECK(run(
+            2, [] { return 2; }, one, 1)
+            .efficiency > 0.92);
   const auto five = [](int threads) { return 1 + 0.2 * std::abs(threads - 5); };
-  CHECK(run(8, [] { return 4; }, five, 5).efficiency > 0.92);
+  CHECK(run(
+            8, [] { return 4; }, five, 5)
+            .efficiency > 0.92);
 }
 
 TEST_CASE("g1 a guess that changes again and again does not undo what was found", "[threads][g1]") {
@@ -69,7 +79,8 @@ TEST_CASE("g1 a guess that changes again and again does not undo what was found"
 }
 
 TEST_CASE("g1 a machine with one core to compute on has nothing to try", "[threads][g1]") {
-  const auto outcome = run(1, [] { return 1; }, [](int threads) { return threads == 1 ? 1.0 : 1e9; }, 1);
+  const auto outcome = run(
+      1, [] { return 1; }, [](int threads) { return threads == 1 ? 1.0 : 1e9; }, 1);
   CHECK(outcome.threads == 1);
   CHECK(outcome.efficiency == 1);
 }
