@@ -9,11 +9,12 @@
 #include <dnnl_version.h>
 #include <dnnl.hpp>
 
-#include <array>
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <map>
-#include <optional>
-#include <string_view>
+#include <stdexcept>
+#include <unordered_map>
 
 namespace dmoe::expert_server {
 namespace {
@@ -21,28 +22,49 @@ namespace {
 using dnnl::matmul;
 using dnnl::memory;
 
-/// A shape of a product, and how it is to be computed.
-struct Shape {
-  std::int64_t rows;
-  std::int64_t inner;
-  std::int64_t columns;
-  std::array<std::int64_t, 2> left_strides;
-  std::array<std::int64_t, 2> right_strides;
-  bool with_bias;
-  int threads;  ///< A kernel is made for a number of threads.
+bool has_avx512() {
+  static const bool has = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core;
+  return has;
+}
 
-  auto operator<=>(const Shape&) const = default;
+/// How a matrix lies, as a BLAS calls it.
+struct Layout {
+  char transposed;  ///< 'N' or 'T'
+  std::int64_t stride;
 };
 
-std::array<std::int64_t, 2> strides_of(const at::Tensor& matrix) { return {matrix.stride(0), matrix.stride(1)}; }
+Layout layout_of(const at::Tensor& matrix) {
+  return matrix.is_contiguous() ? Layout{'N', matrix.size(1)} : Layout{'T', matrix.size(0)};
+}
 
 bool is_dense(const at::Tensor& matrix) {
   return matrix.scalar_type() == at::kFloat && (matrix.is_contiguous() || matrix.t().is_contiguous());
 }
 
-memory::desc described(std::int64_t rows, std::int64_t columns, const std::array<std::int64_t, 2>& strides) {
-  return {{rows, columns}, memory::data_type::f32, {strides[0], strides[1]}};
+// ---- Rows times transposed weights, where oneDNN's sgemm would pack the weights first: its blocked matmul does not.
+
+constexpr std::int64_t kPackedInner = 256;   ///< Up to here packing costs little, …
+constexpr std::int64_t kPackedRows = 1'024;  ///< … and from here on it does not matter.
+constexpr std::int64_t kFewestRows = 16;
+
+/// The most rows up to `rows` that there is a kernel for: each is some hundred KiB of machine code, so there are
+/// multiples of 16 up to 128, and four sizes to each power of two above.
+std::int64_t rows_at_once(std::int64_t rows) {
+  if (rows < kFewestRows) return rows;
+  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows)));
+  const auto step = std::max(kFewestRows, power / 4);
+  return rows / step * step;
 }
+
+struct Shape {
+  std::int64_t rows;
+  std::int64_t inner;
+  std::int64_t columns;
+  bool with_bias;
+  int threads;  ///< A kernel is made for a number of threads.
+
+  auto operator<=>(const Shape&) const = default;
+};
 
 /// One for the process, and never destroyed: threads may outlive what has static storage.
 const dnnl::engine& engine() {
@@ -50,34 +72,38 @@ const dnnl::engine& engine() {
   return cpu;
 }
 
-/// A product of one shape. oneDNN keeps the machine code of many in a cache of its own.
+memory::desc described(std::int64_t rows, std::int64_t columns, memory::format_tag layout) {
+  return {{rows, columns}, memory::data_type::f32, layout};
+}
+
 struct Kernel {
   explicit Kernel(const Shape& shape)
-      : left(described(shape.rows, shape.inner, shape.left_strides)),
-        right(described(shape.inner, shape.columns, shape.right_strides)),
-        bias(shape.with_bias ? described(1, shape.columns, {shape.columns, 1}) : memory::desc()),
-        result(described(shape.rows, shape.columns, {shape.columns, 1})) {
+      : left(described(shape.rows, shape.inner, memory::format_tag::ab)),
+        right(described(shape.inner, shape.columns, memory::format_tag::ba)),
+        bias(shape.with_bias ? described(1, shape.columns, memory::format_tag::ab) : memory::desc()),
+        result(described(shape.rows, shape.columns, memory::format_tag::ab)) {
 #if DNNL_VERSION_MAJOR >= 3
-    const auto found = shape.with_bias ? matmul::primitive_desc(engine(), left, right, bias, result)
-                                       : matmul::primitive_desc(engine(), left, right, result);
+    multiply = matmul(shape.with_bias ? matmul::primitive_desc(engine(), left, right, bias, result)
+                                      : matmul::primitive_desc(engine(), left, right, result));
 #else
-    const auto found = matmul::primitive_desc(
-        shape.with_bias ? matmul::desc(left, right, bias, result) : matmul::desc(left, right, result), engine());
+    multiply = matmul(matmul::primitive_desc(
+        shape.with_bias ? matmul::desc(left, right, bias, result) : matmul::desc(left, right, result), engine()));
 #endif
-    // "brg…": blocks of small products, which begin without packing. The others are slower than a BLAS for few rows.
-    if (std::string_view(found.impl_info_str()).starts_with("brg")) multiply = matmul(found);
   }
 
   memory::desc left;
   memory::desc right;
   memory::desc bias;
   memory::desc result;
-  std::optional<matmul> multiply;  ///< Nothing: torch's product is better.
+  matmul multiply;
 };
 
-constexpr std::size_t kMaxKernels = 256;  ///< Of a thread.
+constexpr std::size_t kMaxKernels = 64;  ///< Of a thread.
+constexpr int kMaxCached = 128;          ///< In oneDNN's own cache, of all threads: 1,024 would be a GiB or two.
 
 const Kernel& kernel_for(const Shape& shape) {
+  static const bool bounded = (dnnl::set_primitive_cache_capacity(kMaxCached), true);
+  (void)bounded;
   thread_local std::map<Shape, Kernel> kernels;
   const auto found = kernels.find(shape);
   if (found != kernels.end()) return found->second;
@@ -85,30 +111,51 @@ const Kernel& kernel_for(const Shape& shape) {
   return kernels.emplace(shape, Kernel(shape)).first->second;
 }
 
-memory at_tensor(const memory::desc& description, const at::Tensor& tensor) {
-  return {description, engine(), tensor.data_ptr()};
+/// @param weight  [columns, inner], contiguous, as all are.
+void multiply_blocked(const at::Tensor& left, const at::Tensor& weight, const at::Tensor& bias, at::Tensor& result) {
+  const auto inner = weight.size(1);
+  const auto columns = weight.size(0);
+  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  thread_local dnnl::stream stream(engine());
+  for (std::int64_t row = 0, count = 0; row < left.size(0); row += count) {
+    count = rows_at_once(left.size(0) - row);
+    const auto& kernel = kernel_for({count, inner, columns, bias.defined(), threads});
+    const auto at = [](const memory::desc& description, const at::Tensor& tensor, std::int64_t first) {
+      return memory(description, engine(), tensor.data_ptr<float>() + first);
+    };
+    std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, at(kernel.left, left, row * inner)},
+                                              {DNNL_ARG_WEIGHTS, at(kernel.right, weight, 0)},
+                                              {DNNL_ARG_DST, at(kernel.result, result, row * columns)}};
+    if (bias.defined()) arguments.emplace(DNNL_ARG_BIAS, at(kernel.bias, bias, 0));
+    kernel.multiply.execute(stream, arguments);
+    stream.wait();
+  }
 }
 
 }  // namespace
 
 at::Tensor matrix_product(const at::Tensor& left, const at::Tensor& right, const at::Tensor& bias) {
   const at::NoGradGuard no_grad;
-  const bool with_bias = bias.defined();
-  const auto by_torch = [&] { return with_bias ? at::addmm(bias, left, right) : at::mm(left, right); };
-  const bool fits = is_dense(left) && is_dense(right) && left.size(1) == right.size(0) &&
-                    (!with_bias || (bias.is_contiguous() && bias.scalar_type() == at::kFloat));
-  if (!fits || left.numel() == 0 || right.numel() == 0) return by_torch();
-  const auto& kernel = kernel_for({left.size(0), left.size(1), right.size(1), strides_of(left), strides_of(right),
-                                   with_bias, at::in_parallel_region() ? 1 : at::get_num_threads()});
-  if (!kernel.multiply) return by_torch();
-  auto result = at::empty({left.size(0), right.size(1)}, left.options());
-  std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, at_tensor(kernel.left, left)},
-                                            {DNNL_ARG_WEIGHTS, at_tensor(kernel.right, right)},
-                                            {DNNL_ARG_DST, at_tensor(kernel.result, result)}};
-  if (with_bias) arguments.emplace(DNNL_ARG_BIAS, at_tensor(kernel.bias, bias));
-  thread_local dnnl::stream stream(engine());
-  kernel.multiply->execute(stream, arguments);
-  stream.wait();
+  const bool fits = has_avx512() && is_dense(left) && is_dense(right) && left.size(1) == right.size(0) &&
+                    (!bias.defined() || (bias.is_contiguous() && bias.scalar_type() == at::kFloat));
+  if (!fits || left.numel() == 0 || right.numel() == 0) {
+    return bias.defined() ? at::addmm(bias, left, right) : at::mm(left, right);
+  }
+  const auto rows = left.size(0);
+  const auto inner = left.size(1);
+  const auto columns = right.size(1);
+  const auto a = layout_of(left);
+  const auto b = layout_of(right);
+  auto result = at::empty({rows, columns}, left.options());
+  if (a.transposed == 'N' && b.transposed == 'T' && inner > kPackedInner && rows < kPackedRows) {
+    multiply_blocked(left, right.t(), bias, result);
+    return result;
+  }
+  if (bias.defined()) result.copy_(bias.expand({rows, columns}));
+  const auto done =
+      dnnl_sgemm(a.transposed, b.transposed, rows, columns, inner, 1, left.data_ptr<float>(), a.stride,
+                 right.data_ptr<float>(), b.stride, bias.defined() ? 1 : 0, result.data_ptr<float>(), columns);
+  if (done != dnnl_success) throw std::runtime_error("oneDNN does not multiply these matrices");
   return result;
 }
 

@@ -37,8 +37,8 @@ struct Threads {
 }  // namespace
 
 TEST_CASE("a product is right for every shape, and for matrices that lie transposed", "[linear]") {
-  for (const std::int64_t rows : {1, 17, 64, 130}) {
-    for (const auto& [inner, columns] : {std::pair{1, 1}, {7, 33}, {64, 256}, {256, 64}}) {
+  for (const std::int64_t rows : {1, 17, 64, 130, 1'100}) {
+    for (const auto& [inner, columns] : {std::pair{1, 1}, {7, 33}, {64, 256}, {300, 64}}) {
       const auto left = torch::randn({rows, inner});
       const auto right = torch::randn({inner, columns});
       const auto bias = torch::randn({columns});
@@ -63,9 +63,20 @@ TEST_CASE("a product of what oneDNN is not asked for is torch's", "[linear]") {
   CHECK(error_of(matrix_product(gaps, weight), exact_product(gaps, weight)) < 1e-5);
 }
 
+TEST_CASE("every number of rows is a product of pieces for which there are kernels", "[linear]") {
+  const auto weight = torch::randn({24, 320});
+  const auto bias = torch::randn({24});
+  const auto x = torch::randn({300, 320});
+  const auto exact = exact_product(x, weight.t()) + bias;
+  for (std::int64_t rows = 1; rows <= 300; ++rows) {
+    INFO(rows << " rows");
+    REQUIRE(error_of(matrix_product(x.narrow(0, 0, rows), weight.t(), bias), exact.narrow(0, 0, rows)) < 1e-5);
+  }
+}
+
 TEST_CASE("one thread may ask for a product with another number of compute threads each time", "[linear]") {
-  const auto left = torch::randn({96, 200});
-  const auto right = torch::randn({200, 120});
+  const auto left = torch::randn({96, 400});
+  const auto right = torch::randn({120, 400}).t();
   const auto exact = exact_product(left, right);
   for (const int count : {2, 1, 2, 3}) {
     const Threads threads(count);
