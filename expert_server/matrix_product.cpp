@@ -6,8 +6,8 @@
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
-#include <dnnl.hpp>
 #include <dnnl_version.h>
+#include <dnnl.hpp>
 
 #include <array>
 #include <cstdint>
@@ -98,8 +98,9 @@ at::Tensor matrix_product(const at::Tensor& left, const at::Tensor& right, const
   const bool fits = is_dense(left) && is_dense(right) && left.size(1) == right.size(0) &&
                     (!with_bias || (bias.is_contiguous() && bias.scalar_type() == at::kFloat));
   if (!fits || left.numel() == 0 || right.numel() == 0) return by_torch();
-  const auto& kernel = kernel_for({left.size(0), left.size(1), right.size(1), strides_of(left), strides_of(right),
-                                   with_bias, at::in_parallel_region() ? 1 : at::get_num_threads()});
+  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const Shape shape{left.size(0), left.size(1), right.size(1), strides_of(left), strides_of(right), with_bias, threads};
+  const auto& kernel = kernel_for(shape);
   if (!kernel.multiply) return by_torch();
   auto result = at::empty({left.size(0), right.size(1)}, left.options());
   std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, at_tensor(kernel.left, left)},
