@@ -119,7 +119,8 @@ void multiply_blocked(const at::Tensor& left, const at::Tensor& weight, const at
   thread_local dnnl::stream stream(engine());
   for (std::int64_t row = 0, count = 0; row < left.size(0); row += count) {
     count = rows_at_once(left.size(0) - row);
-    const auto& kernel = kernel_for({count, inner, columns, bias.defined(), threads});
+    const Shape shape{count, inner, columns, bias.defined(), threads};
+    const auto& kernel = kernel_for(shape);
     const auto at = [](const memory::desc& description, const at::Tensor& tensor, std::int64_t first) {
       return memory(description, engine(), tensor.data_ptr<float>() + first);
     };
