@@ -42,7 +42,8 @@ expert_server::ExpertOptions expert_options() {
   return options;
 }
 
-std::vector<expert_server::ServerOptions> unchanging_servers(const NetworkRelay& relay, const Options& options) {
+std::vector<expert_server::ServerOptions> unchanging_servers(const testbed::NetworkRelay& relay,
+                                                             const Options& options) {
   auto servers = four_servers::servers(relay, kHangs, options);
   for (auto& server : servers) {
     server.expert = expert_options();
@@ -195,7 +196,7 @@ GradientChecks check_gradients(const std::shared_ptr<Client>& client, const DMoE
 }
 
 void measure(const Mode& mode, const Options& options, Reporter& reporter) {
-  NetworkRelay relay(kHangs, options.seed);
+  testbed::NetworkRelay relay(kHangs, options.seed);
   const ServerProcesses servers(unchanging_servers(relay, options));
   auto ports = servers.ports();
   ports.resize(kHangs);
@@ -216,7 +217,7 @@ void measure(const Mode& mode, const Options& options, Reporter& reporter) {
   const auto before = layer->stats();
   (void)kill(servers.all()[kHangs].pid, SIGSTOP);
   (void)kill(servers.all()[kKilled].pid, SIGKILL);
-  LinkConditions lossy;
+  testbed::LinkConditions lossy;
   lossy.lost_replies = kLostCalls;
   relay.set(lossy);
   (void)training.run(static_cast<double>(kSettle.count()));

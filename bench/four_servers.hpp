@@ -1,10 +1,10 @@
 // What the suites about slow and failing networks train: one mixture of 16 `ffn` experts on four servers.
 #pragma once
 
-#include "bench/network_relay.hpp"
 #include "bench/server_processes.hpp"
 #include "bench/suite.hpp"
 #include "dmoe/dmoe.hpp"
+#include "testbed/network_relay.hpp"
 
 #include <cstdint>
 #include <string>
@@ -21,7 +21,7 @@ inline DMoEOptions layer() { return DMoEOptions(kFeatures, {4, 4}, "ffn").k_best
 /// The first `relayed` of them are reached through `relay`. Each computes with one thread unless told otherwise, as
 /// README.md advises where several programs share a machine: with half of the servers gone, the others would each take
 /// a second core that the other one uses as well.
-inline std::vector<expert_server::ServerOptions> servers(const NetworkRelay& relay, std::size_t relayed,
+inline std::vector<expert_server::ServerOptions> servers(const testbed::NetworkRelay& relay, std::size_t relayed,
                                                          const Options& options) {
   auto servers = ffn_servers({"ffn.0.[0:4]", "ffn.1.[0:4]", "ffn.2.[0:4]", "ffn.3.[0:4]"}, kFeatures,
                              options.compute_threads > 0 ? options.compute_threads : 1);

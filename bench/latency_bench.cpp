@@ -54,7 +54,7 @@ struct SlowSwarm {
         four_servers::layer().forward_timeout(kPatience).backward_timeout(kPatience).timeout_after_k_min(kPatience));
   }
 
-  NetworkRelay relay;
+  testbed::NetworkRelay relay;
   ServerProcesses servers;
   std::shared_ptr<Client> client;
 };
@@ -62,7 +62,7 @@ struct SlowSwarm {
 /// Steps that end per second, and what the relay saw.
 struct Rate {
   double rows_per_s = 0;
-  RelayCounts network;
+  testbed::RelayCounts network;
 };
 
 class InFlight {
@@ -72,16 +72,16 @@ class InFlight {
         optimizer_(layer_->parameters(), torch::optim::SGDOptions(1e-3)),
         trainer_(layer_, optimizer_, AsyncTrainerOptions().in_flight(kInFlight)) {}
 
-  Rate measure(NetworkRelay& relay, const LinkConditions& conditions, double seconds) {
+  Rate measure(testbed::NetworkRelay& relay, const testbed::LinkConditions& conditions, double seconds) {
     relay.set(conditions);
     const auto old = ended();
     while (ended() < old + kInFlight + kInFlight / 4) submit();  // Those begun before, and some that were not.
-    (void)relay.take_counts();
+    relay.reset_counts();
     const auto start = Clock::now();
     const auto first = ended();
     while (since_ms(start) < seconds * 1'000) submit();
     const double rows = static_cast<double>(ended() - first) * static_cast<double>(four_servers::kRows);
-    return {rows / since_ms(start) * 1'000, relay.take_counts()};
+    return {rows / since_ms(start) * 1'000, relay.counts()};
   }
 
   AsyncTrainerStats stats() const { return trainer_.stats(); }
@@ -104,7 +104,7 @@ class InFlight {
 };
 
 void measure_in_flight(SlowSwarm& swarm, const Options& options, Reporter& reporter) {
-  const auto law = parse_delay_law(options.distribution);
+  const auto law = testbed::parse_delay_law(options.distribution);
   InFlight steps(swarm);
   const auto measure = [&](double delay) {
     const auto rate = steps.measure(swarm.relay, {delay, law, options.shape, 0}, options.seconds * 4);
@@ -119,7 +119,7 @@ void measure_in_flight(SlowSwarm& swarm, const Options& options, Reporter& repor
     reporter.report("latency", {{"mode", "in_flight"},
                                 {"delay_ms", kDelaysMs[i]},
                                 {"distribution", options.distribution},
-                                {"shape", law == DelayLaw::kWeibull ? options.shape : 1.0},
+                                {"shape", law == testbed::DelayLaw::kWeibull ? options.shape : 1.0},
                                 {"measured_delay_ms", rates[i].network.mean_delay_ms},
                                 {"in_flight", kInFlight},
                                 {"rows_per_step", four_servers::kRows},
@@ -162,7 +162,7 @@ void measure_layers(SlowSwarm& swarm, Reporter& reporter) {
   for (std::size_t i = 0; i < kLayers; ++i) layers.push_back(swarm.layer());
   double at_zero = 0;
   for (const double round_trip : kRoundTripsMs) {
-    swarm.relay.set({round_trip / 2, DelayLaw::kConstant, 1, 0});
+    swarm.relay.set({round_trip / 2, testbed::DelayLaw::kConstant, 1, 0});
     for (int i = 0; i < 2; ++i) (void)layered_step(layers);  // Connections for large messages are made when needed.
     std::vector<LayeredStep> steps;
     for (int i = 0; i < kLayerSteps; ++i) steps.push_back(layered_step(layers));

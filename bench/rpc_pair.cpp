@@ -40,16 +40,6 @@ void answer(net::IncomingCall call, const Payload& payload) {
 
 }  // namespace
 
-IoThreads::IoThreads(int threads) : io_(threads), work_(boost::asio::make_work_guard(io_)) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { io_.run(); });
-}
-
-IoThreads::~IoThreads() {
-  work_.reset();
-  io_.stop();
-  for (auto& thread : threads_) thread.join();
-}
-
 Payload payload_of(std::size_t bytes) { return std::make_shared<std::vector<std::uint64_t>>(bytes / 8, 1); }
 
 RpcPair::RpcPair(const RpcPairOptions& options)

@@ -4,9 +4,7 @@
 #include "net/metrics.hpp"
 #include "net/rpc_client.hpp"
 #include "net/rpc_server.hpp"
-
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
+#include "testbed/io_threads.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -23,19 +21,7 @@ namespace dmoe::bench {
 
 using Seconds = std::chrono::duration<double>;
 
-class IoThreads {
- public:
-  explicit IoThreads(int threads = 1);
-  ~IoThreads();
-  IoThreads(const IoThreads&) = delete;
-  IoThreads& operator=(const IoThreads&) = delete;
-  boost::asio::io_context& io() { return io_; }
-
- private:
-  boost::asio::io_context io_;
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  std::vector<std::thread> threads_;
-};
+using testbed::IoThreads;
 
 using Payload = std::shared_ptr<const std::vector<std::uint64_t>>;
 Payload payload_of(std::size_t bytes);

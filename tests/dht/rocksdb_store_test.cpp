@@ -4,6 +4,7 @@
 #include "dht/store_directory.hpp"
 #include "tests/dht/service_fixture.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -18,6 +19,7 @@ namespace dmoe::dht::test {
 namespace {
 
 using namespace std::chrono_literals;
+using dmoe::test::TemporaryFolder;
 
 const IdentitySigner& signer() {
   static const IdentitySigner one(net::Identity::from_seed({1, 2, 3}));
@@ -52,7 +54,7 @@ std::unique_ptr<RocksDbStore> open(const std::filesystem::path& directory) {
 }
 
 TEST_CASE("Records survive a restart unchanged and verify", "[dht][rocksdb][b2]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   {
     const auto store = open(directory.path());
     for (int i = 0; i < 100; ++i) {
@@ -77,7 +79,7 @@ TEST_CASE("Records survive a restart unchanged and verify", "[dht][rocksdb][b2]"
 
 TEST_CASE("An expired record is not returned without any compaction and not after a restart",
           "[dht][rocksdb][b1][d18]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto dies = std::chrono::steady_clock::now() + 60ms;
   {
     const auto store = open(directory.path());
@@ -112,7 +114,7 @@ TEST_CASE("Time on the store's axis goes on over restarts and a clock set back k
 }
 
 TEST_CASE("A directory in use by another process is a clear error", "[dht][rocksdb]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const auto store = open(directory.path());
   const auto second = RocksDbStore::open(directory.path(), {});
   REQUIRE_FALSE(second.has_value());
@@ -122,7 +124,7 @@ TEST_CASE("A directory in use by another process is a clear error", "[dht][rocks
 }
 
 TEST_CASE("A database of somebody else is left alone", "[dht][rocksdb][b2]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   std::filesystem::create_directories(directory.path() / "records");
   std::ofstream(directory.path() / "records" / "CURRENT") << "MANIFEST-000001\n";
   const auto store = RocksDbStore::open(directory.path(), {});
@@ -132,7 +134,7 @@ TEST_CASE("A database of somebody else is left alone", "[dht][rocksdb][b2]") {
 }
 
 TEST_CASE("A damaged database is moved aside and made anew", "[dht][rocksdb][d14]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   {
     const auto store = open(directory.path());
     put(*store, live("k", "v", 1h));
@@ -162,7 +164,7 @@ TEST_CASE("Writer that is to be killed", "[.child]") {
 
 /// Kills a process that writes for ever, `kills` times on one folder, and opens what is left.
 void kill_writers(int kills) {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   for (int round = 0; round < kills; ++round) {
     int pipe_ends[2];
     REQUIRE(::pipe(pipe_ends) == 0);
@@ -239,7 +241,7 @@ TEST_CASE("Store on a disk that fills up", "[.child]") {
 }
 
 TEST_CASE("A full disk means memory until there is space", "[dht][rocksdb][d12]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -256,7 +258,7 @@ TEST_CASE("A full disk means memory until there is space", "[dht][rocksdb][d12]"
 }
 
 TEST_CASE("A node with a data directory serves its records after a restart", "[dht][udp][rocksdb]") {
-  const TemporaryDirectory directory;
+  const TemporaryFolder directory;
   Loopback loopback;
   ServiceOptions options;
   options.data_dir = directory.path();

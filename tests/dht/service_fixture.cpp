@@ -2,8 +2,6 @@
 
 #include "tests/support/catch.hpp"
 
-#include <cstdlib>
-
 namespace dmoe::dht::test {
 
 Loopback::Loopback(std::size_t threads) : work_(boost::asio::make_work_guard(io_)) {
@@ -91,17 +89,6 @@ ServiceStats stats(Service& service) {
   std::promise<ServiceStats> promise;
   service.stats([&](ServiceStats stats) { promise.set_value(stats); });
   return promise.get_future().get();
-}
-
-TemporaryDirectory::TemporaryDirectory() {
-  std::string name = (std::filesystem::temp_directory_path() / "dmoe-dht-XXXXXX").string();
-  REQUIRE(::mkdtemp(name.data()) != nullptr);
-  path_ = name;
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace dmoe::dht::test

@@ -8,7 +8,6 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 
-#include <filesystem>
 #include <future>
 #include <memory>
 #include <optional>
@@ -65,18 +64,5 @@ auto on_strand(Service& service, Action action) {
   });
   return promise.get_future().get();
 }
-
-/// A fresh directory, removed at the end.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace dmoe::dht::test

@@ -1,7 +1,7 @@
 // What a trainer's log says while servers fail.
 #include "dmoe/failure_log.hpp"
-#include "tests/dmoe/captured_log.hpp"
 #include "tests/dmoe/swarm.hpp"
+#include "tests/support/captured_log.hpp"
 
 #include "tests/support/catch.hpp"
 #include "tests/support/text.hpp"

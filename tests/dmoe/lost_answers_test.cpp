@@ -1,5 +1,5 @@
 // A layer behind a line that loses whole messages.
-#include "bench/network_relay.hpp"
+#include "testbed/network_relay.hpp"
 #include "tests/dmoe/swarm.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
@@ -12,7 +12,7 @@ using test::Swarm;
 
 TEST_CASE("c20 an answer that was lost on the way is not waited for", "[dmoe][c20]") {
   Swarm swarm(2, {2, 4}, 8);
-  bench::NetworkRelay relay(swarm.hosts(), test::seed());
+  testbed::NetworkRelay relay(swarm.hosts(), test::seed());
   std::vector<std::uint16_t> ports;
   for (std::size_t i = 0; i < swarm.hosts(); ++i) ports.push_back(swarm.host(i).address().endpoints.front().port);
   relay.start(ports);
@@ -29,7 +29,7 @@ TEST_CASE("c20 an answer that was lost on the way is not waited for", "[dmoe][c2
                                .straggler_patience(0)
                                .hedge_share(0)
                                .allow_zero_outputs(true));
-  bench::LinkConditions lossy;
+  testbed::LinkConditions lossy;
   lossy.lost_replies = 0.3;
   relay.set(lossy);
   std::size_t lost = 0;

@@ -2,8 +2,8 @@
 #include "dmoe/lost_calls.hpp"
 #include "dmoe/server_health.hpp"
 #include "gating/ban_list.hpp"
-#include "tests/dmoe/captured_log.hpp"
 #include "tests/dmoe/swarm.hpp"
+#include "tests/support/captured_log.hpp"
 
 #include "tests/support/catch.hpp"
 

@@ -4,8 +4,8 @@
 #include "dmoe/remote_expert.hpp"
 #include "expert_server/server.hpp"
 #include "tests/dmoe/swarm.hpp"
-#include "tests/net/temporary_folder.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,7 @@
 #include "expert_server/batch_execution.hpp"
 #include "expert_server/task_pool.hpp"
 #include "tests/expert_server/fixtures.hpp"
-#include "tests/expert_server/log_capture.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/catch.hpp"
 
 #include <chrono>
@@ -11,6 +11,7 @@
 using namespace dmoe;
 using namespace dmoe::expert_server;
 using namespace dmoe::expert_server::test;
+using dmoe::test::CapturedLog;
 
 namespace {
 
@@ -243,7 +244,7 @@ TEST_CASE("f2 a huge gradient is shortened before it meets its neighbour's and i
           "[batch][f2]") {
   auto weight = torch::full({1}, 2.0).requires_grad_(true);
   const auto backend = superstitious({{"weight", weight}});
-  const LogCapture log;
+  const CapturedLog log;
   const auto one = torch::ones({1, 3});
   for (const double huge : {1e30, -1e30, 1e6}) {
     weight.detach().fill_(2);

@@ -8,7 +8,7 @@
 #include "expert_server/expert_host.hpp"
 #include "expert_server/safetensors.hpp"
 #include "tests/expert_server/fixtures.hpp"
-#include "tests/expert_server/log_capture.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/catch.hpp"
 
 #include <sys/resource.h>
@@ -24,6 +24,7 @@
 using namespace dmoe;
 using namespace dmoe::expert_server;
 using namespace dmoe::expert_server::test;
+using dmoe::test::CapturedLog;
 
 namespace fs = std::filesystem;
 
@@ -164,7 +165,7 @@ TEST_CASE("d3 a damaged newest checkpoint falls back to the one before it", "[ch
   REQUIRE(store.save(backend->snapshot()).has_value());
   const auto newest = files_of(folder.path()).back();
   flip_bit(newest, fs::file_size(newest) - 9);
-  const LogCapture log;
+  const CapturedLog log;
   const auto loaded = store.load(uid("ffn.0.1"));
   CHECK(log.warned_of(newest.string()));  // Loudly: which file, and what is wrong with it.
   CHECK(log.warned_of("checksum"));
@@ -267,7 +268,7 @@ TEST_CASE("d7 a checkpoint without optimizer state loads", "[checkpoint][d7]") {
   auto stripped = backend->snapshot();
   stripped.optimizer_state.clear();
   REQUIRE(store.save(stripped).has_value());
-  const LogCapture log;
+  const CapturedLog log;
   const auto restored = made(&store);
   CHECK(log.warned_of("no optimizer state"));
   CHECK(restored->updates() == 2);

@@ -1,13 +1,10 @@
-// det_dropout, lstm, TorchScript experts, schedules, AdamW and Nesterov, frozen experts.
+// det_dropout, lstm, TorchScript experts, schedules, frozen experts.
 #include "expert_server/architectures.hpp"
 #include "expert_server/expert_factory.hpp"
 #include "expert_server/layer_norm_relu.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/support/catch.hpp"
 
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 #include <torch/script.h>
 
 #include <limits>
@@ -41,23 +38,6 @@ ExpertOptions script_options(const std::filesystem::path& file) {
   options.learning_rate = 0.1;
   options.clip_grad_norm = 0;
   return options;
-}
-
-/// Runs `steps` steps of ours and of torch's on the same gradients, and compares the weights.
-template <class TorchOptimizer, class TorchOptions>
-void compare(const OptimizerSettings& settings, const TorchOptions& options) {
-  const auto start = torch::randn({37, 5});
-  auto ours = start.clone();
-  auto theirs = start.clone().requires_grad_(true);
-  Optimizer optimizer(settings, {{"weight", ours}});
-  TorchOptimizer reference({theirs}, options);
-  for (int i = 0; i < 10; ++i) {
-    const auto gradient = torch::randn({37, 5});
-    theirs.mutable_grad() = gradient.clone();
-    reference.step();
-    REQUIRE(optimizer.step({gradient}).has_value());
-  }
-  CHECK(torch::allclose(ours, theirs.detach(), 1e-5, 1e-6));
 }
 
 }  // namespace
@@ -176,24 +156,6 @@ TEST_CASE("d5 a schedule goes on from the step of its checkpoint", "[optimizer][
   CHECK((*restored)->snapshot().optimizer == (*made)->snapshot().optimizer);
   REQUIRE((*restored)->backward({x}, {torch::randn({2, 8})}, 0).has_value());  // The rate is 0 from here on.
   CHECK(same_bits((*restored)->snapshot().parameters, (*made)->snapshot().parameters));
-}
-
-TEST_CASE("AdamW and plain Adam and Nesterov take the same steps as libtorch", "[optimizer]") {
-  OptimizerSettings adamw;
-  adamw.kind = OptimizerKind::kAdamW;
-  adamw.learning_rate = 0.01;
-  adamw.weight_decay = 0.1;
-  adamw.clip_grad_norm = 0;
-  compare<torch::optim::AdamW>(adamw, torch::optim::AdamWOptions(0.01).amsgrad(true).weight_decay(0.1));
-  adamw.amsgrad = false;
-  compare<torch::optim::AdamW>(adamw, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-  auto adam = adamw;
-  adam.kind = OptimizerKind::kAdam;
-  compare<torch::optim::Adam>(adam, torch::optim::AdamOptions(0.01).weight_decay(0.1));
-  auto nesterov = plain_sgd(0.05);
-  nesterov.momentum = 0.9;
-  nesterov.nesterov = true;
-  compare<torch::optim::SGD>(nesterov, torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
 }
 
 TEST_CASE("a frozen expert returns gradients and never changes", "[experts]") {

@@ -1,7 +1,6 @@
 #include "tests/expert_server/fixtures.hpp"
 
 #include <cstring>
-#include <random>
 #include <stdexcept>
 #include <utility>
 
@@ -83,17 +82,6 @@ bool Answers::has(std::size_t index) {
 std::vector<std::size_t> Answers::order() {
   const std::lock_guard lock(mutex_);
   return order_;
-}
-
-TemporaryFolder::TemporaryFolder() {
-  std::random_device random;
-  path_ = std::filesystem::temp_directory_path() / ("dmoe-test-" + std::to_string(random()));
-  std::filesystem::create_directories(path_);
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
 }
 
 bool same_bits(const at::Tensor& left, const at::Tensor& right) {

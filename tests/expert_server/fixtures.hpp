@@ -3,11 +3,11 @@
 
 #include "expert_server/expert_backend.hpp"
 #include "expert_server/runtime.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 #include <torch/types.h>
 
 #include <condition_variable>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,6 +19,7 @@ namespace dmoe::expert_server::test {
 
 using Tensors = std::vector<at::Tensor>;
 using Outcome = Result<Tensors>;
+using dmoe::test::TemporaryFolder;
 
 /// An expert made of a function and some parameters: [rows, width] float32 in and out.
 class FunctionExpert final : public ExpertModule {
@@ -75,19 +76,6 @@ class Answers {
   std::vector<std::optional<Outcome>> outcomes_;
   std::vector<std::size_t> order_;
   std::atomic<bool> cancelled_{false};
-};
-
-/// A folder of its own, removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const noexcept { return path_; }
-
- private:
-  std::filesystem::path path_;
 };
 
 /// Same dtype, shape and bits.

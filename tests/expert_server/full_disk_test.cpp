@@ -3,8 +3,8 @@
 #include "expert_server/safetensors.hpp"
 #include "expert_server/server.hpp"
 #include "tests/expert_server/fixtures.hpp"
-#include "tests/expert_server/log_capture.hpp"
 #include "tests/expert_server/test_caller.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/catch.hpp"
 
 #include <sched.h>
@@ -20,6 +20,7 @@
 using namespace dmoe;
 using namespace dmoe::expert_server;
 using namespace dmoe::expert_server::test;
+using dmoe::test::CapturedLog;
 using namespace std::chrono_literals;
 
 namespace {
@@ -63,7 +64,7 @@ TEST_CASE("Server on a disk that fills up", "[.child]") {
   }
   CheckpointStore reader(root / "data" / "checkpoints", 2);
   const auto before = reader.load(uid("ffn.0")).value().value().updates;
-  const LogCapture log;
+  const CapturedLog log;
   const auto began = std::chrono::steady_clock::now();
   for (int i = 0; i < 3; ++i) {
     REQUIRE(learn());

@@ -4,6 +4,7 @@
 #include "tests/support/catch.hpp"
 
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
@@ -46,6 +47,24 @@ TEST_CASE("SGD with momentum takes the same steps as libtorch", "[optimizer]") {
   settings.momentum = 0.9;
   settings.weight_decay = 0.01;
   compare<torch::optim::SGD>(settings, torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01), 10);
+}
+
+TEST_CASE("AdamW and plain Adam and Nesterov take the same steps as libtorch", "[optimizer]") {
+  OptimizerSettings adamw;
+  adamw.kind = OptimizerKind::kAdamW;
+  adamw.learning_rate = 0.01;
+  adamw.weight_decay = 0.1;
+  adamw.clip_grad_norm = 0;
+  compare<torch::optim::AdamW>(adamw, torch::optim::AdamWOptions(0.01).amsgrad(true).weight_decay(0.1), 10);
+  adamw.amsgrad = false;
+  compare<torch::optim::AdamW>(adamw, torch::optim::AdamWOptions(0.01).weight_decay(0.1), 10);
+  auto adam = adamw;
+  adam.kind = OptimizerKind::kAdam;
+  compare<torch::optim::Adam>(adam, torch::optim::AdamOptions(0.01).weight_decay(0.1), 10);
+  auto nesterov = expert_server::test::plain_sgd(0.05);
+  nesterov.momentum = 0.9;
+  nesterov.nesterov = true;
+  compare<torch::optim::SGD>(nesterov, torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true), 10);
 }
 
 TEST_CASE("gradients are clipped to a common norm", "[optimizer]") {

@@ -5,8 +5,8 @@
 #include "net/endpoint.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/expert_server/http_get.hpp"
-#include "tests/expert_server/log_capture.hpp"
 #include "tests/expert_server/test_caller.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/catch.hpp"
 
 #include <limits>
@@ -14,6 +14,7 @@
 using namespace dmoe;
 using namespace dmoe::expert_server;
 using namespace dmoe::expert_server::test;
+using dmoe::test::CapturedLog;
 using namespace std::chrono_literals;
 
 namespace {
@@ -23,7 +24,7 @@ Error bad(const std::string& what) { return {Errc::kInvalidArgument, what, {}}; 
 }  // namespace
 
 TEST_CASE("e7 each caller is told about once a minute and all together a few times", "[log][e7]") {
-  const LogCapture log;
+  const CapturedLog log;
   auto now = std::chrono::steady_clock::now();
   RefusalLog refusals([&now] { return now; });
   for (int i = 0; i < 1'000; ++i) refusals.note("192.0.2.1:" + std::to_string(1'000 + i), bad("inputs are NaN"));
@@ -49,7 +50,7 @@ TEST_CASE("e7 a server stays quiet when peers come and go and send what they sho
   options.seed = 3;
   const auto server = Server::start(options).value();
   const net::Endpoint endpoint{"127.0.0.1", server->port()};
-  const LogCapture log;
+  const CapturedLog log;
   const auto nan = torch::full({1, 8}, std::numeric_limits<float>::quiet_NaN());
   for (int peer = 0; peer < 30; ++peer) {
     TestCaller caller(endpoint);  // Connects, calls, and is gone in the middle of a call.

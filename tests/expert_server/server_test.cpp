@@ -6,8 +6,8 @@
 #include "net/tensor_codec.hpp"
 #include "tests/expert_server/fixtures.hpp"
 #include "tests/expert_server/http_get.hpp"
-#include "tests/expert_server/log_capture.hpp"
 #include "tests/expert_server/test_caller.hpp"
+#include "tests/support/captured_log.hpp"
 #include "tests/support/catch.hpp"
 
 #include <set>
@@ -15,6 +15,7 @@
 using namespace dmoe;
 using namespace dmoe::expert_server;
 using namespace dmoe::expert_server::test;
+using dmoe::test::CapturedLog;
 using namespace std::chrono_literals;
 
 namespace {
@@ -385,7 +386,7 @@ TEST_CASE("a loser picks other free experts of the pattern", "[server][b15]") {
   options.num_experts = 4;
   options.heartbeat = 500ms;
   options.announcement_ttl = 20s;
-  const LogCapture log;
+  const CapturedLog log;
   auto first = std::async(std::launch::async, [&] { return Server::start(options); });  // Equal seeds: equal draws.
   auto second = std::async(std::launch::async, [&] { return Server::start(options); });
   auto a = first.get();

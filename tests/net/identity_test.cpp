@@ -1,7 +1,7 @@
 #include "net/identity.hpp"
 
-#include "tests/net/temporary_folder.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 #include <sys/stat.h>
 

@@ -8,16 +8,6 @@
 
 namespace dmoe::test {
 
-IoThreads::IoThreads(int threads) : io_(threads), work_(boost::asio::make_work_guard(io_)) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { io_.run(); });
-}
-
-IoThreads::~IoThreads() {
-  work_.reset();
-  io_.stop();
-  for (auto& thread : threads_) thread.join();
-}
-
 TestServer::TestServer(net::RpcServer::CallHandler handler, net::RpcServerOptions options, int threads)
     : io_(threads), server_(std::make_unique<net::RpcServer>(io_.io(), std::move(options), std::move(handler))) {
   server_->route("/healthz", [] { return net::HttpResponse{200, "text/plain", "ok\n"}; });

@@ -3,9 +3,7 @@
 
 #include "net/rpc_client.hpp"
 #include "net/rpc_server.hpp"
-
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
+#include "testbed/io_threads.hpp"
 
 #include <chrono>
 #include <functional>
@@ -24,20 +22,7 @@ using namespace std::chrono_literals;
 inline constexpr auto kPatience = std::chrono::seconds{30};
 inline Clock::time_point soon() { return Clock::now() + kPatience; }
 
-/// An io_context that `threads` threads run until this ends.
-class IoThreads {
- public:
-  explicit IoThreads(int threads = 1);
-  ~IoThreads();
-  IoThreads(const IoThreads&) = delete;
-  IoThreads& operator=(const IoThreads&) = delete;
-  boost::asio::io_context& io() { return io_; }
-
- private:
-  boost::asio::io_context io_;
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
-  std::vector<std::thread> threads_;
-};
+using testbed::IoThreads;
 
 /// A listening server; ends with its sessions closed.
 class TestServer {

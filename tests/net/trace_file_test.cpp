@@ -1,8 +1,8 @@
 // A trace is JSON at every moment, bounded, and says what was added.
 #include "net/trace_file.hpp"
 
-#include "tests/net/temporary_folder.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>

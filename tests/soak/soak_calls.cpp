@@ -3,7 +3,7 @@
 // 0 when neither grows.
 #include "expert_server/server.hpp"
 #include "net/rpc_client.hpp"
-#include "tests/net/relay.hpp"
+#include "testbed/network_relay.hpp"
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -172,8 +172,13 @@ int main(int argc, char* argv[]) {
   std::vector<std::pair<double, double>> of_server;
   std::vector<std::pair<double, double>> of_client;
   {
-    test::Relay relay(port, 60s, kBytesPerSecond);
-    Caller caller(relay.port());
+    testbed::NetworkRelay relay(1, /*seed=*/1);
+    testbed::LinkConditions slow;
+    slow.bytes_per_second = kBytesPerSecond;
+    slow.cut_after = 60s;
+    relay.set(slow);
+    relay.start({port});
+    Caller caller(relay.port(0));
     const auto begin = Clock::now();
     const auto total = std::chrono::duration<double>(minutes * 60);
     for (auto next = begin; Clock::now() - begin < total;) {

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace dmoe::bench {
+namespace dmoe::testbed {
 
 class WebSocketCursor {
  public:
@@ -92,4 +92,4 @@ class WebSocketCursor {
   std::uint64_t payload_left_ = 0;
 };
 
-}  // namespace dmoe::bench
+}  // namespace dmoe::testbed

@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace dmoe::test {
 
+/// Made with the object and removed with it, and all that is in it.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -21,7 +23,7 @@ class TemporaryFolder {
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
   std::filesystem::path path_;

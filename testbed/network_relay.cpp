@@ -1,6 +1,7 @@
-#include "bench/network_relay.hpp"
+#include "testbed/network_relay.hpp"
 
-#include "bench/websocket_cursor.hpp"
+#include "testbed/weather.hpp"
+#include "testbed/websocket_cursor.hpp"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/io_context.hpp>
@@ -11,18 +12,15 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <random>
 #include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
-namespace dmoe::bench {
+namespace dmoe::testbed {
 namespace {
 
 namespace asio = boost::asio;
@@ -33,75 +31,22 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kReadBytes = 64UL * 1024;
 constexpr std::size_t kMostHeld = 64UL * 1024 * 1024;
 
-/// What all connections share.
-class Weather {
- public:
-  explicit Weather(std::uint64_t seed) : random_(seed) {}
-
-  void set(const LinkConditions& conditions) {
-    const std::lock_guard lock(mutex_);
-    conditions_ = conditions;
-  }
-
-  struct Fate {
-    Clock::duration delay;
-    bool lost;
-  };
-
-  Fate draw(bool reply) {
-    const std::lock_guard lock(mutex_);
-    ++counts_.messages;
-    const bool lost = reply && std::uniform_real_distribution<>()(random_) < conditions_.lost_replies;
-    counts_.lost += lost ? 1U : 0U;
-    return {std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::milli>(delay_ms())), lost};
-  }
-
-  void delivered(Clock::duration delay) {
-    const std::lock_guard lock(mutex_);
-    ++delivered_;
-    delay_sum_ms_ += std::chrono::duration<double, std::milli>(delay).count();
-  }
-
-  RelayCounts take() {
-    const std::lock_guard lock(mutex_);
-    auto counts = std::exchange(counts_, {});
-    const auto delivered = std::exchange(delivered_, 0);
-    const double sum = std::exchange(delay_sum_ms_, 0);
-    if (delivered > 0) counts.mean_delay_ms = sum / static_cast<double>(delivered);
-    return counts;
-  }
-
- private:
-  double delay_ms() {
-    const double mean = conditions_.delay_ms;
-    if (mean <= 0) return 0;
-    switch (conditions_.law) {
-      case DelayLaw::kConstant: return mean;
-      case DelayLaw::kExponential: return std::exponential_distribution<>(1 / mean)(random_);
-      case DelayLaw::kWeibull: break;
-    }
-    const double scale = mean / std::tgamma(1 + 1 / conditions_.shape);
-    return std::weibull_distribution<>(conditions_.shape, scale)(random_);
-  }
-
-  std::mutex mutex_;
-  LinkConditions conditions_;  // Guarded by mutex_, as are the following.
-  std::mt19937_64 random_;
-  RelayCounts counts_;
-  std::uint64_t delivered_ = 0;
-  double delay_sum_ms_ = 0;
-};
-
 /// One direction of a connection.
 class Pipe {
  public:
-  Pipe(tcp::socket& from, tcp::socket& to, Weather& weather, bool replies, std::function<void()> ended)
+  struct Events {
+    std::function<void()> heard;  ///< Bytes came.
+    std::function<void()> ended;
+  };
+
+  Pipe(tcp::socket& from, tcp::socket& to, Weather& weather, bool replies, Events events)
       : from_(from),
         to_(to),
         weather_(weather),
         replies_(replies),
-        ended_(std::move(ended)),
-        timer_(from.get_executor()) {}
+        events_(std::move(events)),
+        due_(from.get_executor()),
+        pace_(from.get_executor()) {}
 
   /// @param owner of this pipe; handlers that are pending keep it alive.
   void start(std::weak_ptr<void> owner) {
@@ -121,15 +66,31 @@ class Pipe {
     reading_ = true;
     from_.async_read_some(asio::buffer(buffer_),
                           [this, owner = owner_.lock()](const error_code& failure, std::size_t count) {
-                            reading_ = false;
+                            Clock::duration pause{};
                             if (failure) {
                               from_ended_ = true;
                             } else {
+                              events_.heard();
+                              pause = weather_.arrived(count);
                               sort(std::span<const std::uint8_t>(buffer_.data(), count));
                             }
                             write();
-                            if (!from_ended_ && held_ < kMostHeld) read();
+                            if (pause > Clock::duration::zero()) return read_after(pause);
+                            reading_ = false;
+                            read_on();
                           });
+  }
+
+  void read_after(Clock::duration pause) {
+    pace_.expires_after(pause);
+    pace_.async_wait([this, owner = owner_.lock()](const error_code& cancelled) {
+      reading_ = false;
+      if (!cancelled) read_on();
+    });
+  }
+
+  void read_on() {
+    if (!reading_ && !from_ended_ && held_ < kMostHeld) read();
   }
 
   void sort(std::span<const std::uint8_t> bytes) {
@@ -137,6 +98,7 @@ class Pipe {
     while (!bytes.empty()) {
       const auto piece = cursor_.next(bytes);
       if (piece.begins && (piece.data || first_)) fate_ = weather_.draw(replies_ && piece.data);
+      if (piece.begins && !piece.data && !first_) weather_.control_frame();
       first_ = false;
       if (fate_.lost && piece.data) continue;
       last_due_ = std::max(last_due_, now + fate_.delay);
@@ -148,13 +110,13 @@ class Pipe {
   void write() {
     if (writing_) return;
     if (chunks_.empty()) {
-      if (from_ended_) ended_();
+      if (from_ended_) events_.ended();
       return;
     }
     writing_ = true;
     if (chunks_.front().due <= Clock::now()) return write_front();
-    timer_.expires_at(chunks_.front().due);
-    timer_.async_wait([this, owner = owner_.lock()](const error_code& cancelled) {
+    due_.expires_at(chunks_.front().due);
+    due_.async_wait([this, owner = owner_.lock()](const error_code& cancelled) {
       if (!cancelled) write_front();
     });
   }
@@ -165,10 +127,10 @@ class Pipe {
     asio::async_write(to_, asio::buffer(chunk.bytes),
                       [this, owner = owner_.lock()](const error_code& failure, std::size_t) {
                         writing_ = false;
-                        if (failure) return ended_();
+                        if (failure) return events_.ended();
                         held_ -= chunks_.front().bytes.size();
                         chunks_.pop_front();
-                        if (!reading_ && !from_ended_ && held_ < kMostHeld) read();
+                        read_on();
                         write();
                       });
   }
@@ -177,9 +139,10 @@ class Pipe {
   tcp::socket& to_;
   Weather& weather_;
   const bool replies_;
-  const std::function<void()> ended_;
+  const Events events_;
   std::weak_ptr<void> owner_;
-  asio::steady_timer timer_;
+  asio::steady_timer due_;   // Of the first chunk.
+  asio::steady_timer pace_;  // Until so many bytes more may come.
   WebSocketCursor cursor_;
   Weather::Fate fate_{};
   std::array<std::uint8_t, kReadBytes> buffer_{};
@@ -187,7 +150,7 @@ class Pipe {
   std::size_t held_ = 0;      // Bytes in chunks_.
   Clock::time_point last_due_;
   bool first_ = true;
-  bool reading_ = false;
+  bool reading_ = false;  // Or waiting for pace_.
   bool writing_ = false;
   bool from_ended_ = false;
 };
@@ -197,8 +160,10 @@ class RelayedConnection : public std::enable_shared_from_this<RelayedConnection>
   RelayedConnection(tcp::socket client, Weather& weather)
       : client_(std::move(client)),
         server_(client_.get_executor()),
-        calls_(client_, server_, weather, false, [this] { close(); }),
-        replies_(server_, client_, weather, true, [this] { close(); }) {}
+        weather_(weather),
+        silence_(client_.get_executor()),
+        calls_(client_, server_, weather, false, events()),
+        replies_(server_, client_, weather, true, events()) {}
 
   void start(std::uint16_t port) {
     server_.async_connect({asio::ip::address_v4::loopback(), port},
@@ -207,6 +172,7 @@ class RelayedConnection : public std::enable_shared_from_this<RelayedConnection>
                             error_code ignored;
                             self->client_.set_option(tcp::no_delay(true), ignored);
                             self->server_.set_option(tcp::no_delay(true), ignored);
+                            self->heard();
                             self->calls_.start(self);
                             self->replies_.start(self);
                           });
@@ -216,11 +182,32 @@ class RelayedConnection : public std::enable_shared_from_this<RelayedConnection>
     error_code ignored;
     client_.close(ignored);
     server_.close(ignored);
+    silence_.cancel();
   }
 
  private:
+  Pipe::Events events() {
+    return {[this] { heard(); }, [this] { close(); }};
+  }
+
+  void heard() {
+    const auto limit = weather_.cut_after();
+    if (limit == std::chrono::milliseconds::zero() || !client_.is_open()) {
+      silence_.cancel();
+      return;
+    }
+    silence_.expires_after(limit);
+    silence_.async_wait([self = shared_from_this()](const error_code& cancelled) {
+      if (cancelled) return;
+      self->weather_.cut();
+      self->close();
+    });
+  }
+
   tcp::socket client_;
   tcp::socket server_;
+  Weather& weather_;
+  asio::steady_timer silence_;  // Ends when the connection said nothing for too long.
   Pipe calls_;
   Pipe replies_;
 };
@@ -255,7 +242,10 @@ class NetworkRelay::Impl {
   void accept(std::size_t server) {
     acceptors_[server].async_accept([this, server](const error_code& failure, tcp::socket client) {
       if (failure == asio::error::operation_aborted) return;
-      if (!failure) std::make_shared<RelayedConnection>(std::move(client), weather_)->start(ports_[server]);
+      if (!failure) {
+        weather_.opened();
+        std::make_shared<RelayedConnection>(std::move(client), weather_)->start(ports_[server]);
+      }
       accept(server);
     });
   }
@@ -272,7 +262,8 @@ NetworkRelay::~NetworkRelay() = default;
 std::uint16_t NetworkRelay::port(std::size_t server) const { return impl_->port(server); }
 void NetworkRelay::start(const std::vector<std::uint16_t>& ports) { impl_->start(ports); }
 void NetworkRelay::set(const LinkConditions& conditions) { impl_->weather().set(conditions); }
-RelayCounts NetworkRelay::take_counts() { return impl_->weather().take(); }
+RelayCounts NetworkRelay::counts() const { return impl_->weather().counts(); }
+void NetworkRelay::reset_counts() { impl_->weather().reset_counts(); }
 
 DelayLaw parse_delay_law(const std::string& name) {
   if (name == "constant") return DelayLaw::kConstant;
@@ -281,4 +272,4 @@ DelayLaw parse_delay_law(const std::string& name) {
   throw std::runtime_error("'" + name + "' is no distribution of delays; choose constant, exponential or weibull");
 }
 
-}  // namespace dmoe::bench
+}  // namespace dmoe::testbed
