@@ -11,9 +11,10 @@ die() { printf 'install-deps.sh: %s\n' "$1" >&2; exit "${2:-1}"; }
 [ -r /etc/os-release ] || die "this is not Debian (no /etc/os-release); dmoe is built against Debian 12 and 13 packages"
 # shellcheck disable=SC1091
 . /etc/os-release
+for_tests=()
 case "${ID:-}:${VERSION_ID:-}" in
   debian:12) boost=libboost1.81-dev ;;  # Replaces the default 1.74 headers, which lack what net/ uses.
-  debian:13) boost=libboost-dev ;;
+  debian:13) boost=libboost-dev for_tests=(python3-safetensors python3-numpy) ;;  # A test reads checkpoints with them.
   *) die "Debian 12 or 13 is needed, this is ${PRETTY_NAME:-unknown}; see README.md, \"Supported systems\"" ;;
 esac
 
@@ -26,6 +27,7 @@ packages=(
   libtorch-dev libopenblas0-pthread libdnnl-dev
   # What `dmoe demo` trains on.
   dataset-fashion-mnist
+  "${for_tests[@]}"
 )
 
 absent=()
