@@ -98,6 +98,11 @@ int ThreadGovernor::threads() {
   return choice_.threads();
 }
 
+bool ThreadGovernor::room_for_another() const noexcept {
+  constexpr double kTolerated = 0.15;
+  return !fixed_ && last_.cores > 0 && choice_.others() + choice_.threads() < last_.cores + kTolerated;
+}
+
 void use_compute_threads(int threads) {
   at::set_num_threads(threads);
   set_blas_threads(threads);

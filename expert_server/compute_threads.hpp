@@ -21,6 +21,7 @@ class ThreadChoice {
   explicit ThreadChoice(int most) noexcept : most_(most), now_(most) {}
 
   int threads() const noexcept { return now_; }
+  double others() const noexcept { return long_average_; }  ///< Cores that they kept busy over the last seconds.
   /// During the last `time`, others kept `others` of `cores` busy on average.    @return threads from now on.
   int observe(std::chrono::duration<double> time, double cores, double others);
 
@@ -49,6 +50,8 @@ class ThreadGovernor {
 
   /// To be called before a batch; looks at the machine at most every kPeriod.
   int threads();
+  /// Whether one thread more would have to share its core with one busy stranger at most.
+  bool room_for_another() const noexcept;
 
  private:
   static constexpr std::chrono::milliseconds kPeriod{100};

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <exception>
 #include <iterator>
 #include <string>
@@ -27,16 +28,13 @@ constexpr std::size_t kMaxGroup = 64;  ///< Batches computed at once; bounds how
 constexpr std::chrono::milliseconds kShortestAdvice{10};  ///< When to come back.
 constexpr std::chrono::milliseconds kLongestAdvice{5'000};
 constexpr std::chrono::seconds kBetweenPauses{5};
+constexpr double kSaturated = 0.8;       ///< Callers wait for a device that computes for more of the time, …
+constexpr double kStillSaturated = 0.5;  ///< … until it does for less than this.
 constexpr int kPausesAfterBatch = 2;     ///< What the last batch used is old in the second one.
 constexpr std::size_t kMaxLooked = 256;  ///< Pools looked at to fill a group.
 
 TaskPool& pool_of(HostedExpert& expert, Direction direction) {
   return expert.pools[direction == Direction::kForward ? 0 : 1];
-}
-
-/// Of one runtime.
-int most_threads(const RuntimeOptions& options) {
-  return std::max(1, effective_compute_threads(options.compute_threads) / std::max(1, options.sharers));
 }
 
 Error stopping() { return {Errc::kUnavailable, "the server is shutting down: use another expert", {}}; }
@@ -72,8 +70,8 @@ struct Runtime::Batch {
 
 Runtime::Runtime(RuntimeOptions options)
     : options_(std::move(options)),
+      most_threads_(effective_compute_threads(options_.compute_threads)),
       governor_(options_.compute_threads),
-      trials_(most_threads(options_)),
       threads_(threads_now()),
       thread_([this] { run(); }) {}
 
@@ -81,7 +79,12 @@ Runtime::Runtime(RuntimeOptions options)
 int Runtime::threads_now() {
   if (options_.compute_threads > 0) return options_.compute_threads;
   if (!options_.device.is_cpu()) return 1;
-  return trials_.threads(std::max(1, governor_.threads() / std::max(1, options_.sharers)));
+  // The load of our own callers, who work when we do not, looks like that of a stranger: a device that is never idle
+  // takes the core that they leave now and then.
+  const int fitting = governor_.threads();
+  added_ = busy_ > (added_ ? kStillSaturated : kSaturated) && governor_.room_for_another();
+  const int all = std::min(fitting + (added_ ? 1 : 0), most_threads_);
+  return trials_.threads(std::max(1, all / std::max(1, options_.sharers)));
 }
 
 Runtime::~Runtime() { stop(std::chrono::milliseconds{0}); }
@@ -451,18 +454,29 @@ void Runtime::note_times(const Batch& batch, std::chrono::nanoseconds took) {
   if (known && usual > 0) trials_.served(std::chrono::duration<double>(took).count() / usual);
 }
 
+void Runtime::note_busy(std::chrono::duration<double> time, bool busy) noexcept {
+  busy_ += ((busy ? 1.0 : 0.0) - busy_) * (1 - std::exp(-time.count()));
+}
+
 void Runtime::run() {
   c10::OptionalDeviceGuard current;  // Memory for copies belongs to the device that is current.
   if (!options_.device.is_cpu()) current.reset_device(options_.device);
   use_compute_threads(threads_);
+  auto since = std::chrono::steady_clock::now();
+  const auto lap = [&since] {
+    const auto now = std::chrono::steady_clock::now();
+    return now - std::exchange(since, now);
+  };
   for (;;) {
     Batch batch;
     if (!next(batch)) return;
+    note_busy(lap(), false);
     if (const auto threads = threads_now(); threads != threads_) {
       threads_ = threads;
       use_compute_threads(threads_);
     }
     serve_safely(batch);
+    note_busy(lap(), true);
   }
 }
 

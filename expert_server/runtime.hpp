@@ -128,6 +128,7 @@ class Runtime {
   struct Batch;
 
   int threads_now();
+  void note_busy(std::chrono::duration<double> time, bool busy) noexcept;
   std::optional<Error> cannot_be_in_time(const Task& task) const;
   bool can_serve_here(const HostedExpert& expert, const TaskPool& pool, std::int64_t rows) const;
   void serve_here(std::unique_lock<std::mutex>& lock, const std::shared_ptr<HostedExpert>& expert, Direction direction);
@@ -147,9 +148,12 @@ class Runtime {
   void forget(const std::shared_ptr<HostedExpert>& expert, std::vector<Task>& tasks);
 
   const RuntimeOptions options_;
-  ThreadGovernor governor_;  ///< Of the device thread, as are the next two.
+  const int most_threads_;   ///< What the machine has for all runtimes.
+  ThreadGovernor governor_;  ///< Of the device thread, as are the next four.
   ThreadTrials trials_;
   int threads_;
+  double busy_ = 0;     ///< Share of the last second in which the device thread computed.
+  bool added_ = false;  ///< A thread to what others leave: callers wait for this device.
   TimePoint last_pause_ = std::chrono::steady_clock::now();  ///< Of the device thread, as is the next.
   int pauses_ = 0;                                           ///< Until nothing is left to do in one.
   mutable std::mutex mutex_;

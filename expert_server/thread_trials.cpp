@@ -21,9 +21,11 @@ constexpr int kMaxOffset = 2;
 
 }  // namespace
 
+int ThreadTrials::usual_threads() const noexcept { return std::max(guess_ + offset_, 1); }
+
 bool ThreadTrials::possible(const Side& side) const noexcept {
-  const int threads = std::clamp(guess_ + offset_, 1, most_) + side.step;
-  return threads >= 1 && threads <= most_ && std::abs(offset_ + side.step) <= kMaxOffset;
+  const int threads = usual_threads() + side.step;
+  return threads >= std::max(1, guess_ - kMaxOffset) && threads <= guess_;
 }
 
 int ThreadTrials::threads(int guess) noexcept {
@@ -32,7 +34,7 @@ int ThreadTrials::threads(int guess) noexcept {
     trial_ = nullptr;
     usual_batches_ = 0;
   }
-  return std::clamp(guess_ + offset_, 1, most_) + (trial_ != nullptr ? trial_->step : 0);
+  return usual_threads() + (trial_ != nullptr ? trial_->step : 0);
 }
 
 void ThreadTrials::served(double relative) noexcept {
@@ -76,10 +78,11 @@ void ThreadTrials::conclude(double slower) noexcept {
   if (counted > 0) side.slower += (slower - side.slower) / std::min(counted, kTrialsToChange);
   const bool promising = side.slower < kFaster;
   if (counted >= kTrialsToChange && promising) {
-    offset_ = std::clamp(guess_ + offset_, 1, most_) + side.step - guess_;
+    offset_ = usual_threads() + side.step - guess_;
     return forget();
   }
-  side.pause = counted <= 0 || promising ? kShortestPause : std::clamp(2 * side.pause, kShortestPause, kLongestPause);
+  const bool undecided = counted < kTrialsToChange || promising;
+  side.pause = undecided ? kShortestPause : std::clamp(2 * side.pause, kShortestPause, kLongestPause);
   side.until_next = side.pause;
 }
 

@@ -1,20 +1,18 @@
-// Whether a compute thread more or less would be faster, found out by trying.
+// Whether fewer compute threads would be faster, found out by trying.
 #pragma once
 
 #include <array>
 
 namespace dmoe::expert_server {
 
-/// Corrects a guess of how many threads are best. Which cores are free says little where the load comes from our own
-/// callers, who work when we do not: so now and then some batches are computed with a thread more or less than usual,
-/// and what is found faster again and again becomes the usual. A side that is not faster is tried ever more seldom, so
-/// that trials cost a hundredth of the time or so. Counts batches, not seconds. Not thread-safe.
+/// Corrects a guess of how many threads are best, which is a guess: threads that wait for each other's cores may be
+/// slower than fewer of them. So now and then some batches are computed with one thread fewer than usual, or one more
+/// up to the guess, and what is found faster again and again becomes the usual. A side that is not faster is tried ever
+/// more seldom, so that trials cost a hundredth of the time or so. Never more than the guess: batches are faster, too,
+/// with a thread that is taken from somebody else. Counts batches, not seconds. Not thread-safe.
 class ThreadTrials {
  public:
-  /// Never more than `most` threads.
-  explicit ThreadTrials(int most) noexcept : most_(most) {}
-
-  /// For the next batch.    @param guess  1 to `most`
+  /// For the next batch: 1 to `guess`.
   int threads(int guess) noexcept;
 
   /// The batch took `relative` times as long as its like do. Batches of which that is not known are not reported.
@@ -30,15 +28,15 @@ class ThreadTrials {
     int until_next = 0;
   };
 
+  int usual_threads() const noexcept;
   bool possible(const Side& side) const noexcept;
   void usual_batch(double slowness) noexcept;
   void trial_batch(double slowness) noexcept;
   void conclude(double slower) noexcept;
   void forget() noexcept;
 
-  const int most_;
   int guess_ = 1;
-  int offset_ = 0;  ///< What was found better than the guess.
+  int offset_ = 0;  ///< To the guess, at most 0: what was found better.
   double usual_ = 0;
   int usual_batches_ = 0;
   std::array<Side, 2> sides_{Side{-1}, Side{+1}};
