@@ -163,9 +163,10 @@ void measure_threads(const Options& options, Reporter& reporter) {
         crowds[i]->forward(client, x);
         crowds[i]->backward(client, x);
       };
-      // The default needs a while to find out what is best.
-      const double rate = rate_of_callers(kClients, step, rows, (round < 0 ? 4 : 1) * options.seconds);
-      if (round >= 0) rates[i] += rate / 3;
+      // The default looks back over some seconds, in which another server was busy.
+      rate_of_callers(kClients, step, rows, (round < 0 ? 4 : 2) * options.seconds);
+      if (round < 0) continue;
+      rates[i] += rate_of_callers(kClients, step, rows, options.seconds) / 3;
     }
   }
   const double best = *std::max_element(rates.begin() + 1, rates.end());
