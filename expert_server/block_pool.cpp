@@ -8,9 +8,11 @@
 namespace dmoe::expert_server {
 namespace {
 
+constexpr std::size_t kLeastStep = 4'096;  ///< LargeMemory rounds up to this itself.
+
 /// Four sizes to each power of two: batches of a few rows more find the block of those before.
 std::size_t rounded_up(std::size_t bytes) {
-  const auto step = std::max<std::size_t>(std::bit_floor(bytes) / 4, 1);
+  const auto step = std::max(std::bit_floor(bytes) / 4, kLeastStep);
   return (bytes + step - 1) / step * step;
 }
 

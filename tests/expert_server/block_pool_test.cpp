@@ -46,6 +46,15 @@ TEST_CASE("a block is larger than what was asked for by a fourth at most", "[mem
   }
 }
 
+TEST_CASE("a small block is found again too", "[memory]") {
+  BlockPool pool(kMiB);
+  void* const block = pool.take(100);
+  CHECK(pool.give_back(block));
+  CHECK(pool.take(3'000) == block);
+  CHECK(pool.kept() == 0);
+  CHECK(pool.give_back(block));
+}
+
 TEST_CASE("no more is kept than was agreed", "[memory]") {
   BlockPool pool(10 * kMiB);
   std::vector<void*> blocks;
